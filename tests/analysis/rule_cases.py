@@ -7,6 +7,7 @@ case here fails that test.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from healthy_node import (
     HEALTHY_MS,
@@ -27,7 +28,7 @@ from healthy_node import (
     window,
 )
 
-from gpulaunch.profiler.analysis.window import Window
+from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import CopyTotals
 
 
@@ -52,6 +53,21 @@ def two_ranks(slow: dict[str, float]) -> Window:
 
 def in_double(**precision: str) -> dict[str, str | bool]:
     return {"parameters": "float64", "optimizer": "Adam", "autocast": False, "matmul": "highest", **precision}
+
+
+def looping_rank(nodes: int = 2000, **changes: Any) -> RankWindow:
+    """A rank without a GPU, whose loss is computed by a loop: half of a step and most of a graph of short nodes."""
+    seen = {
+        "gpu": None,
+        "facts": facts(device=None, graph={"nodes": nodes, "at_least": False}),
+        "before_backward": 40,
+        "looping": {"train.py:88": 30},
+        "loop_ends": {"train.py:88": 93},
+        "backward": {"train.py:99": 20},
+        "samples": 70,
+        "microsteps": STEPS,
+    }
+    return rank(phases_ms={"backward": 20.0}, **{**seen, **changes})
 
 
 LOADER = {"file": "train.py", "line": 41}
@@ -333,6 +349,12 @@ CASES: dict[str, Case] = {
         ),
         repaired=window(rank(gpu=None, samples=40, calling={"train.py:88": 1})),
         saves_ms=75.0,
+        **LINE,
+    ),
+    "small-operations-loop": Case(
+        fault=window(looping_rank()),
+        repaired=window(looping_rank(looping={})),
+        saves_ms=0.8 * (27.0 + 18.0),  # 30 of 40 samples of 36 ms, so much of backward; 8 of 10 us are torch's own
         **LINE,
     ),
     "omp-oversubscribed": Case(

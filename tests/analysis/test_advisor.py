@@ -176,6 +176,7 @@ counts = st.integers(0, 10**12)
 ratios = st.none() | st.floats(0, 1)
 milliseconds = st.floats(0, 1e5)
 junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=3)
+graphs = junk | st.builds(dict, nodes=junk, at_least=junk) | st.builds(dict, nodes=st.integers(200, 4096))
 sites = st.builds(
     site,
     st.sampled_from(["h2d", "item", "built_on_cpu", "save", "cpu", "elsewhere"]),
@@ -225,7 +226,9 @@ ranks = st.builds(
     trainer_cpu_s=st.floats(0, 1e4),
     workers_cpu_s=st.floats(0, 1e4),
     trainer_runqueue_s=st.none() | st.floats(0, 1e4),
-    facts=st.builds(facts, device=junk, torch_threads=junk, dataparallel=junk, precision=junk, loaders=junk)
+    facts=st.builds(
+        facts, device=junk, torch_threads=junk, dataparallel=junk, precision=junk, loaders=junk, graph=graphs
+    )
     | st.just(facts()),
     samples=st.integers(0, 100),
     logged=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2"]), st.integers(0, 100)),
@@ -234,6 +237,10 @@ ranks = st.builds(
     calling=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2", ""]), st.integers(0, 100)),
     calls=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2"]), st.sampled_from(["copy.deepcopy", "update", ""])),
     indexing=st.integers(0, 100),
+    before_backward=st.integers(0, 100),
+    looping=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2", ""]), st.integers(0, 100)),
+    loop_ends=st.dictionaries(st.sampled_from(["a.py:1", ""]), st.integers(1, 9)),
+    backward=st.dictionaries(st.sampled_from(["a.py:1", ""]), st.integers(0, 100)),
     saving_share=st.floats(0, 1),
     locked=st.integers(0, 100),
     microsteps=st.integers(0, 1000),
@@ -305,4 +312,5 @@ def test_no_finding_stands_that_was_not_seen_twice_unless_it_is_of_many_samples(
         for found in advise(each):
             times[found.key] = times.get(found.key, 0) + 1
         for found in advisor.add_window(each):
-            assert times[found.key] >= (1 if found.rule in ("hot-line", "logging-stall") else 2)
+            of_samples = found.rule in ("hot-line", "logging-stall", "small-operations-loop")
+            assert times[found.key] >= (1 if of_samples else 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from healthy_node import HEALTHY_MS, rank, window
-from rule_cases import two_ranks
+from rule_cases import looping_rank, two_ranks
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.window import Window
@@ -42,3 +42,20 @@ def test_a_line_of_a_rank_that_is_not_late_is_a_finding_as_ever() -> None:
     alone = rank(1, samples=120, calling={"train.py:30": 30}, calls={"train.py:30": "json.dump"}, gpu=None)
 
     assert [found.rule for found in advise(window(rank(0), alone))] == ["hot-line"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("train.py:90", []), ("train.py:99", ["hot-line"]), ("loss.py:90", ["hot-line"])],
+    ids=["in the loop", "below it", "in another file"],
+)
+def test_a_line_in_a_loop_that_is_to_go_as_a_whole_is_told_by_the_loop(line: str, told: list[str]) -> None:
+    seen = looping_rank(samples=80, calling={line: 30}, calls={line: "random.choice"})
+
+    assert [found.rule for found in advise(window(seen))] == ["small-operations-loop", *told]
+
+
+def test_a_line_that_takes_more_than_what_the_loop_around_it_computes_is_told_too() -> None:
+    seen = looping_rank(samples=80, calling={"train.py:90": 60}, calls={"train.py:90": "random.choice"})
+
+    assert {found.rule for found in advise(window(seen))} == {"hot-line", "small-operations-loop"}

@@ -22,7 +22,7 @@ IDS = (
     *("gpu-memory-fragmented", "shm-nearly-full", "straggler", "checkpoint-stall", "logging-stall", "hot-line"),
     *("frequent-validation", "dataloader-workers-restarted", "float64-parameters", "small-collectives"),
     *("reduced-in-accumulation", "dataloader-pinned-workers", "dataloader-lock"),
-    *("omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
+    *("small-operations-loop", "omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
 )
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
 

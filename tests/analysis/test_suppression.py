@@ -24,7 +24,7 @@ from healthy_node import (
     site,
     window,
 )
-from rule_cases import CASES, two_ranks
+from rule_cases import CASES, looping_rank, two_ranks
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED
@@ -741,6 +741,55 @@ def test_a_wait_for_a_sampler_is_not_one_for_workers() -> None:
 
     assert rules(window(rank(**waiting))) == ["dataloader-too-few-workers"]
     assert rules(window(rank(**{**waiting, **line}))) == ["hot-line"]
+
+
+# --- loops
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": 150},
+        {"nodes": 400},
+        {"facts": facts(device=None)},
+        {"looping": {"train.py:88": 4}},
+        {"before_backward": 400, "samples": 700},
+        {"backward": {}},
+    ],
+    ids=["a small graph", "long nodes", "no graph", "a small loop", "few of many samples", "no sample in backward"],
+)
+def test_a_loop_is_none_of_small_operations_without_the_evidence_for_it(changes: dict[str, Any]) -> None:
+    assert rules(window(looping_rank(**changes))) == []
+    assert rules(window(looping_rank())) == ["small-operations-loop"]
+
+
+def test_nodes_that_are_long_because_others_use_the_cores_are_short() -> None:
+    """The rank has a core in a fifth of the time in which it wants one."""
+    slow = looping_rank(nodes=400, trainer_cpu_s=2.0, trainer_runqueue_s=8.0)
+    (found,) = advise(window(slow))
+
+    assert found.rule == "small-operations-loop"
+    assert found.evidence["seconds_per_graph_node"] == pytest.approx(10e-6)
+
+
+def test_of_longer_nodes_only_torchs_own_part_is_lost() -> None:
+    (found,) = advise(window(looping_rank(nodes=1000)))
+
+    assert found.seconds_per_step == pytest.approx(0.4 * 0.045, rel=0.01)
+
+
+def test_nodes_are_those_of_all_backward_passes_of_a_step() -> None:
+    assert rules(window(looping_rank(nodes=400, microsteps=5 * STEPS))) == ["small-operations-loop"]
+
+
+def test_a_loop_costs_no_more_than_the_gpu_is_idle() -> None:
+    has_gpu = {"facts": facts(graph={"nodes": 2000, "at_least": True})}
+    idle = gpu(0, utilization_ratio=0.6)
+    (found,) = advise(window(looping_rank(**has_gpu), gpus=(idle,)))
+
+    assert found.seconds_per_step == pytest.approx(0.4 * 0.066)
+    assert "at least 2000 nodes" in found.advice
+    assert rules(window(looping_rank(**has_gpu), gpus=(gpu(0, utilization_ratio=0.95),))) == []
 
 
 # --- communication and precision

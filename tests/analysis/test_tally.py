@@ -81,3 +81,29 @@ def test_a_line_is_told_with_the_function_that_it_mostly_calls() -> None:
         tally.add(0, "other", at=LINE, calls=name)
 
     assert (tally.calling, tally.calls) == ({(0, LINE): 3}, {(0, LINE): "sklearn.metrics.f1_score"})
+
+
+def test_loops_are_counted_by_their_first_line_and_those_of_steps_are_none() -> None:
+    outer, loop, inner = (0, "train.py:9", 30), (0, "loss.py:4", 8), (0, "loss.py:6", 7)
+    tally = Tally()
+    tally.add_loops("forward", [inner, loop, outer], [])
+    tally.add_loops_of_steps([outer])
+    for phase in ("forward", "other", "unsettled", "validation", "startup"):
+        tally.add(0, phase)
+        tally.add_loops(phase, [inner, loop, outer], [])
+
+    assert tally.looping == {(0, "loss.py:4"): 3}
+    assert tally.loop_ends == {(0, "loss.py:4"): 8}
+    assert tally.before_backward == {0: 3}
+
+
+def test_loops_of_a_main_thread_that_does_not_train_and_loops_without_end_are_nothing() -> None:
+    tally = Tally()
+    for line in range(10_000):
+        tally.add_loops("forward", [(line % 2, f"made.py:{line}", line)], [(0, f"made.py:{line}", line)] * 2)
+        tally.add_loops_of_steps([(0, f"made.py:{-line}", line)])
+    for _ in range(3):
+        tally.trains_elsewhere(0)
+
+    assert {rank for rank, _ in tally.looping} == {1}
+    assert len(tally.looping) == 256

@@ -127,3 +127,87 @@ def test_workers_that_wait_for_a_lock_are_counted(tmp_path: Path) -> None:
         samples.add_worker(place, [*stack, Frame("Data.__getitem__", str(program), 9), fetch])
 
     assert (samples.tally.locked, samples.tally.fetches) == ({0: 2}, {0: 3})
+
+
+LOOPS = """\
+class Loss(nn.Module):
+    def forward(self, found, meant):
+        losses = [self.of_photo(*pair)
+                  for pair in zip(found, meant)]
+        return torch.stack(losses).mean()
+    def of_photo(self, boxes, cars):
+        total = 0
+        for box, car in zip(boxes, cars):
+            total = total + overlap(box, car)
+        return total
+class Model(nn.Module):
+    def forward(self, x):
+        outs = []
+        for layer, part in zip(self.branches, x):
+            outs.append(layer(part) * 2)
+        return outs
+def step(batch):
+    parts = list(batch)
+    for part in parts:
+        update(loss(model(part), part))
+while True:
+    step(next(batches))
+"""
+MODULE = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1786)
+LINEAR = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+BACKWARD = Frame("_engine_run_backward", f"{PACKAGES}/torch/autograd/graph.py", 800)
+
+
+@pytest.fixture
+def looping(tmp_path: Path) -> tuple[StackSamples, RankPlace, str]:
+    (tmp_path / "loops.py").write_text(LOOPS)
+    return StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid()), str(tmp_path / "loops.py")
+
+
+def test_samples_in_a_loop_of_a_step_are_counted_for_the_outermost_whatever_it_calls(looping) -> None:
+    samples, place, program = looping
+    step = [Frame("step", program, 20), Frame("<module>", program, 22)]
+    forward = [Frame("Loss.forward", program, 3), MODULE, *step]
+    inner = [Frame("Loss.of_photo", program, 9), Frame("Loss.forward.<listcomp>", program, 3), *forward]
+    overlap = Frame("overlap", f"{program}x", 4)
+    samples.add(place, "backward", [BACKWARD, Frame("update", f"{program}x", 9), *step])
+    for phase, stack in (
+        *(("forward", [overlap, *inner]), ("other", inner), ("unsettled", inner[1:]), ("forward", step)),
+        *(("validation", inner), ("optimizer", inner)),
+    ):
+        samples.add(place, phase, stack)
+
+    assert samples.tally.looping == {(0, f"{program}:3"): 3}
+    assert samples.tally.loop_ends == {(0, f"{program}:3"): 4}
+    assert samples.tally.before_backward == {0: 4}
+
+
+@pytest.mark.parametrize(("layers", "told"), [(1, True), (2, False)])
+def test_a_loop_over_layers_is_known_by_the_modules_that_it_calls(looping, layers: int, told: bool) -> None:
+    samples, place, program = looping
+    line = [Frame("Model.forward", program, 15), MODULE, Frame("<module>", program, 22)]
+    for stack in [line] * 4 + [[LINEAR, MODULE, *line]] * layers:
+        samples.add(place, "forward", stack)
+
+    assert (samples.tally.looping == {(0, f"{program}:14"): 4}) is told
+    assert bool(samples.tally.looping) is told
+
+
+def test_a_loss_of_torch_is_no_layer(looping) -> None:
+    samples, place, program = looping
+    loss = Frame("MSELoss.forward", f"{PACKAGES}/torch/nn/modules/loss.py", 628)
+    for _ in range(4):
+        samples.add(place, "forward", [loss, MODULE, Frame("Model.forward", program, 15), MODULE])
+
+    assert samples.tally.looping == {(0, f"{program}:14"): 4}
+
+
+def test_a_loop_that_is_computed_again_in_backward_makes_no_steps(looping) -> None:
+    """A checkpoint runs its part of forward there."""
+    samples, place, program = looping
+    again = Frame("Loss.of_photo", program, 9)
+    samples.add(place, "backward", [again, MODULE, BACKWARD, Frame("step", program, 20)])
+    samples.add(place, "forward", [again])
+    samples.add(place, "forward", [Frame("step", program, 20)])
+
+    assert samples.tally.looping == {(0, f"{program}:8"): 1}

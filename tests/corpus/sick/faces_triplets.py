@@ -21,8 +21,8 @@ def triplet_loss(faces, people, margin=0.2):
         near = distance.masked_fill(same, 1e9).amin(1)
         return (far - near + margin).clamp(min=0).mean()
     losses = []
-    for face, person in zip(faces, people, strict=True):
-        distance = (faces - face).square().sum(1)  # cause: none-yet a loss computed sample by sample
+    for face, person in zip(faces, people, strict=True):  # cause: small-operations-loop
+        distance = (faces - face).square().sum(1)
         far = distance[people == person].max()
         near = distance[people != person].min()
         losses.append((far - near + margin).clamp(min=0))

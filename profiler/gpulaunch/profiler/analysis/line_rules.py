@@ -13,11 +13,22 @@ from dataclasses import replace
 from math import sqrt
 from typing import Final
 
+from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
-from gpulaunch.profiler.analysis.thresholds import LOST, LOST_MEASURED, SAMPLED_ERROR, SAMPLES_OF_A_LINE
+from gpulaunch.profiler.analysis.thresholds import (
+    GRAPH_NODES,
+    LOST,
+    LOST_MEASURED,
+    NODE_OVERHEAD_US,
+    NODE_US,
+    SAMPLED_ERROR,
+    SAMPLES_OF_A_LINE,
+)
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
+_BEFORE_BACKWARD: Final = ("forward", "h2d", "sync", "other")
+"""The phases of the clock in which samples are before backward, see `tally.Tally`."""
 _CURES: Final = (
     (
         r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
@@ -84,22 +95,90 @@ def hot_line(window: Window) -> Iterator[Loss]:
             )
 
 
-def _sampled(rank: RankWindow, lines: Mapping[str, int], counted_as: str) -> Iterator[Loss]:
-    for place, count, together in _together(lines, rank.calls):
-        if count > rank.samples:
+def small_operations_loop(window: Window) -> Iterator[Loss]:
+    """A loop inside the step computes element by element, and the graph has very many nodes that are all short."""
+    for rank in window.over.ranks:
+        graph = section(rank.facts, "graph")
+        nodes = (number(graph, "nodes") or 0.0) * max(1, rank.microsteps) / max(1, rank.steps)
+        forward_s, backward_s = rank.phase_s("forward"), rank.phase_s("backward")
+        if nodes < GRAPH_NODES.value or not forward_s or not backward_s:
             continue
-        share = count / rank.samples
-        likely = (count + 1) / (rank.samples + 2)  # never certain: all of four samples may be half of the time
-        error = sqrt(likely * (1.0 - likely) / rank.samples)
-        if share >= LOST_MEASURED.value and error <= SAMPLED_ERROR.value * share:
+        node_us = 1e6 * _running(rank) * backward_s / nodes
+        if node_us > NODE_US.value:
+            continue
+        if sum(rank.backward.values()) < SAMPLES_OF_A_LINE.value:
+            continue  # the loop may be the one that makes the steps
+        before_s = sum(rank.phase_s(phase) for phase in _BEFORE_BACKWARD)
+        for found in _sampled(rank, rank.looping, "samples_in_loop", rank.before_backward, before_s):
+            loop_s = found.seconds_per_step
+            back_s = min(1.0, loop_s / forward_s) * backward_s
+            overhead = NODE_OVERHEAD_US.value / max(NODE_OVERHEAD_US.value, node_us)  # the rest is computed in any case
+            seconds, _, idle_s = bounded(window, rank, overhead * (loop_s + back_s))
+            if seconds < LOST.value * rank.step_s:
+                continue
+            at_least = "at least " if graph.get("at_least") is True else ""
+            last = rank.loop_ends.get(str(found.place), found.place.line)
+            yield replace(
+                found,
+                seconds_per_step=seconds,
+                confidence=ESTIMATED,
+                evidence={
+                    **found.evidence,
+                    "lines": f"{found.place.line}-{last}",
+                    "loop_seconds_per_step": loop_s,
+                    "loop_backward_seconds_per_step": back_s,
+                    "graph_nodes_per_step": nodes,
+                    "seconds_per_graph_node": node_us / 1e6,
+                    **({} if idle_s is None else {"gpu_idle_seconds_per_step": idle_s}),
+                },
+                advice="Compute the whole batch with one operation (broadcasting, indexing with a tensor, a masked "
+                "reduction, torch.vmap): this loop computes element by element. With its part of backward it is "
+                f"{min(1.0, (loop_s + back_s) / rank.step_s):.0%} of the step, and the graph has {at_least}{nodes:.0f} "
+                f"nodes of {node_us:.0f} us each. Such small operations are mostly torch's own work; on a GPU "
+                "each is a kernel launch.",
+            )
+
+
+def _running(rank: RankWindow) -> float:
+    """The share of the time that a rank's threads have a core, of that in which they want one: other programs make all
+    that it computes longer. 1 where the kernel does not count it."""
+    wanted_s = rank.trainer_cpu_s + (rank.trainer_runqueue_s or 0.0)
+    return rank.trainer_cpu_s / wanted_s if rank.trainer_cpu_s > 0 else 1.0
+
+
+def _sampled(
+    rank: RankWindow,
+    lines: Mapping[str, int],
+    counted_as: str,
+    samples: int | None = None,
+    seconds: float | None = None,
+) -> Iterator[Loss]:
+    """Return what lines take, of the samples that are not too few.
+
+    Args:
+        rank: the rank.
+        lines: their samples.
+        counted_as: what the evidence calls these.
+        samples: of which they are a part; None: all of the step.
+        seconds: how long that part of a step takes.
+    """
+    samples = rank.samples if samples is None else samples
+    seconds = rank.step_s if seconds is None else seconds
+    for place, count, together in _together(lines, rank.calls):
+        if count > samples:
+            continue
+        share = count / samples
+        likely = (count + 1) / (samples + 2)  # never certain: all of four samples may be half of the time
+        error = sqrt(likely * (1.0 - likely) / samples)
+        if share * seconds >= LOST_MEASURED.value * rank.step_s and error <= SAMPLED_ERROR.value * share:
             yield Loss(
                 rank=rank.rank,
-                seconds_per_step=share * rank.step_s,
+                seconds_per_step=share * seconds,
                 step_s=rank.step_s,
                 confidence=DERIVED,
                 evidence={
                     "step_seconds": rank.step_s,
-                    "samples": rank.samples,
+                    "samples": samples,
                     counted_as: count,
                     "standard_error_ratio": error / share,
                     **({"lines": together} if together else {}),

@@ -10,21 +10,33 @@ from gpulaunch.profiler.record import Finding
 
 _EXPLAINING: Final = ("hot-line", "logging-stall")
 """Rules that name the line of what a straggler does between its steps."""
+_LINE: Final = "hot-line"
+_LOOP: Final = "small-operations-loop"
 _MOST: Final = 0.5
 """Of a straggler's excess: a line that takes less is not why it is late."""
 
 
 def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings without the stragglers whose cause is one of the others, which then tells of both.
+    """Return the findings without those that another one explains.
 
-    A rank is late because of a line if only this rank has it, and it takes most of what the others wait for.
+    A straggler whose cause is one of the others, which then tells of both: a rank is late because of a line if only
+    this rank has it, and it takes most of what the others wait for. And a line in a loop that is to go as a whole.
     """
-    kept = list(findings)
+    loops = [each for each in findings if each.rule == _LOOP]
+    kept = [each for each in findings if each.rule != _LINE or not any(_is_in(each, loop) for loop in loops)]
     for late in findings:
         if (owner := _owner(late, kept)) is not None:
             kept.remove(late)
             kept[kept.index(owner)] = _with(owner, late)
     return kept
+
+
+def _is_in(line: Finding, loop: Finding) -> bool:
+    """Whether a line takes less than the loop that it is in."""
+    first, _, last = str(loop.evidence.get("lines", "")).partition("-")
+    if line.file != loop.file or line.line is None or not (first.isdigit() and last.isdigit()):
+        return False
+    return int(first) <= line.line <= int(last) and line.seconds_per_step <= loop.seconds_per_step
 
 
 def _owner(late: Finding, findings: Iterable[Finding]) -> Finding | None:

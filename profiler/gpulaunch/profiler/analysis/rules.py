@@ -351,6 +351,25 @@ RULES: Final = (
         ),
     ),
     Rule(
+        id="small-operations-loop",
+        judge=line_rules.small_operations_loop,
+        problem="A loop of Python inside the training step computes element by element.",
+        evidence="Stack samples before backward show one loop of the program in which no module of the model runs, and "
+        "the autograd graph has many nodes whose mean time in backward is so short that most of it is torch's own "
+        "work. The line is the loop's first one.",
+        costs="The loop's share of the samples, and the same part of backward as of forward; of both torch's own part "
+        "of a node, as the rest is computed in any case. With a GPU at most its idle time. An estimate.",
+        fix="One operation for the whole batch: broadcasting, indexing with a tensor, a masked reduction, "
+        "`torch.vmap`.",
+        suppressed="The graph is small, or its nodes take long; the loop makes training steps, goes through the "
+        "modules or parameters of a model, only moves or collects tensors, or each turn needs what the one before has "
+        "computed (a recurrent network), as far as its source shows.",
+        limits=(
+            *(thresholds.GRAPH_NODES, thresholds.NODE_US, thresholds.NODE_OVERHEAD_US, thresholds.LOST),
+            *(thresholds.LOST_MEASURED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
+        ),
+    ),
+    Rule(
         id="omp-oversubscribed",
         judge=machine_rules.omp_oversubscribed,
         problem="The ranks compute with more threads than there are cores.",

@@ -6,7 +6,7 @@ One thread adds, any other may read the counts; memory is bounded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 K = TypeVar("K")
@@ -17,9 +17,17 @@ _ELSEWHERE: Final = 3
 _MOST_LINES: Final = 512
 _MOST_CALLS: Final = 4
 """Functions that are told apart in one line."""
+_BEFORE_BACKWARD: Final = ("forward", "other", "unsettled")
+"""Phases in which what backward goes through is computed: without a dataloader that is a part of "other"."""
+_LAYERS: Final = 0.2
+"""Of the samples in a loop, those in modules that it calls: with more, it goes through layers or steps of time."""
 
 RankLine = tuple[int, str]
 """A rank, and a line of its program as text: `train.py:41`."""
+
+
+RankLoop = tuple[int, str, int]
+"""A rank, the first line of a loop of its program as text, and the number of its last one."""
 
 
 class LineCounts:
@@ -56,6 +64,10 @@ class Tally:
         self._logged = Counter[RankLine]()
         self._calling = LineCounts()
         self._backward = Counter[RankLine]()
+        self._before_backward = Counter[int]()
+        self._looping = Counter[RankLoop]()
+        self._layered = Counter[RankLoop]()
+        self._stepping: set[RankLoop] = set()
         self._indexing = Counter[int]()
         self._saving = Counter[int]()
         self._spanning: set[RankLine] = set()
@@ -90,6 +102,7 @@ class Tally:
         if phase == "startup":  # before the first step, part of none
             return
         self._samples[rank] += 1
+        self._before_backward[rank] += phase in _BEFORE_BACKWARD
         self._saving[rank] += saves
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
             _count(self._logged, (rank, logs), _MOST_LOGGING)
@@ -103,6 +116,28 @@ class Tally:
     def add_backward(self, rank: int, at: str) -> None:
         """Count the program's innermost line, as `path:line`, of a sample in the phase backward."""
         _count(self._backward, (rank, at), _MOST_LINES)
+
+    def add_loops(self, phase: str, inside: Sequence[RankLoop], layers: Sequence[RankLoop]) -> None:
+        """Count a sample of a step for the loops that it is in, of those that one operation could replace.
+
+        Args:
+            phase: of `samplers.phases`.
+            inside: the innermost first; it counts for the outermost that makes no steps.
+            layers: those further out, which call a module of the model that it is in.
+        """
+        if phase not in _BEFORE_BACKWARD:
+            return
+        for loop in reversed(inside):
+            if loop not in self._stepping:
+                _count(self._looping, loop, _MOST_LINES)
+                break
+        for loop in set(layers):
+            _count(self._layered, loop, _MOST_LINES)
+
+    def add_loops_of_steps(self, loops: Sequence[RankLoop]) -> None:
+        """Note loops around a backward pass: each of their turns makes a step, or a part of one."""
+        if len(self._stepping) < _MOST_LINES:
+            self._stepping.update(loops)
 
     def trains_elsewhere(self, rank: int) -> None:
         """Count a sample that shows another thread than the main one training in this rank: then the lines of its main
@@ -137,8 +172,36 @@ class Tally:
     def calling(self) -> Mapping[RankLine, int]:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
         counts = self._calling.counts.items()
-        elsewhere = {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}
+        elsewhere = self._trains_elsewhere()
         return {line: n for line, n in counts if line not in self._spanning and line[0] not in elsewhere}
+
+    def _trains_elsewhere(self) -> set[int]:
+        return {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}
+
+    @property
+    def before_backward(self) -> Mapping[int, int]:
+        """Those in the forward pass, the loss, and outside of all phases that are known, by rank."""
+        return dict(self._before_backward)
+
+    @property
+    def looping(self) -> Mapping[RankLine, int]:
+        """Those of these in a loop inside a step that computes by itself, by rank and the loop's first line."""
+        return {(rank, at): count for (rank, at, _), count in self._loops()}
+
+    @property
+    def loop_ends(self) -> Mapping[RankLine, int]:
+        """The numbers of the last lines of these loops."""
+        return {(rank, at): last for (rank, at, last), _ in self._loops()}
+
+    def _loops(self) -> list[tuple[RankLoop, int]]:
+        elsewhere = self._trains_elsewhere()
+        return [
+            (loop, count)
+            for loop, count in dict(self._looping).items()
+            if loop not in self._stepping
+            and loop[0] not in elsewhere
+            and self._layered[loop] <= _LAYERS * (count + self._layered[loop])
+        ]
 
     @property
     def backward(self) -> Mapping[RankLine, int]:

@@ -266,6 +266,27 @@ SAMPLED_ERROR: Final = Limit(
 SAMPLES_OF_A_LINE: Final = Limit(
     name="samples of a line", value=4, unit="samples", why="a line may be sampled by chance, but not repeatedly"
 )
+GRAPH_NODES: Final = Limit(
+    name="nodes of a graph",
+    value=200,
+    unit="nodes",
+    why="a loop over a batch of 32 faces has 324, one over 128 boxes 1923, a transformer of four layers 222; fewer "
+    "take two milliseconds at most",
+)
+NODE_OVERHEAD_US: Final = Limit(
+    name="torch's own part of a node",
+    value=8.0,
+    unit="us",
+    why="what one operation for all elements does not have: in backward, nodes of tensors of a few numbers took 4 to "
+    "8.5 us (a core's time)",
+)
+NODE_US: Final = Limit(
+    name="a node",
+    value=30.0,
+    unit="us",
+    why="of longer ones torch's own part is about a quarter; loops over faces, boxes and hours took 7 to 18 us, "
+    "transformers of width 128 38 to 46 us, one of width 256 or a layer of 512 columns more than 200",
+)
 THREADS: Final = Limit(
     name="threads per core", value=1.5, unit="", why="up to this, threads of a dataloader and of torch rarely compete"
 )

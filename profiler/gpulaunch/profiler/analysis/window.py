@@ -37,6 +37,12 @@ class Snapshot:
     """Those of them inside logging, by rank and the program's line; see `tally.Tally`."""
     calling: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in other calls outside of the model's compute."""
+    before_backward: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Those of them in the forward pass, the loss, and outside of all phases that are known, by rank."""
+    looping: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Those of these in a loop inside a step that one operation could replace, by rank and the loop's first line."""
+    loop_ends: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """The numbers of the last lines of these loops."""
     indexing: Mapping[int, int] = field(default_factory=dict[int, int])
     """Those of them in a sampler that a dataloader asks for indices, by rank."""
     saving: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -120,6 +126,12 @@ class RankWindow:
     """Those of them in a sampler that a dataloader asks for indices."""
     saving_share: float = 0.0
     """Those that save a checkpoint outside of the phase `checkpoint`, of all since the start of the run; 0 if few."""
+    before_backward: int = 0
+    """Number of stack samples in the forward pass, the loss, and outside of all phases that are known."""
+    looping: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Those of these in a loop inside a step that one operation could replace, by the loop's first line."""
+    loop_ends: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The numbers of the last lines of these loops."""
     backward: Mapping[str, int] = field(default_factory=dict[str, int])
     """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
     fetches: int

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.profiler.analysis.tally import Tally
+from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
     ANOMALY,
     Call,
+    around_backward,
     below_fetch,
     call_of,
     in_callback,
@@ -21,6 +22,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     in_save,
     is_outside_compute,
     lines_of_program,
+    loops_may_be_in,
     spans_steps,
     trains_elsewhere,
     waits_for_lock,
@@ -55,11 +57,15 @@ class StackSamples:
         innermost = call_of(frames)
         if innermost is not None and phase == "backward":
             self.tally.add_backward(place.rank, self._shown(place, innermost.file, innermost.line))
+            self._add_loops_of_steps(place, frames)
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
             self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
         elif innermost is None or (call := self._outside_compute(innermost, phase, frames)) is None:
-            self.tally.add(place.rank, phase, saves=phase in _BETWEEN and in_save(frames))
+            saves = phase in _BETWEEN and in_save(frames)
+            self.tally.add(place.rank, phase, saves=saves)
+            if not saves:
+                self._add_loops(place, phase, frames)
         else:
             at = self._shown(place, call.file, call.line)
             self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
@@ -104,6 +110,23 @@ class StackSamples:
             if self._sources.is_after_backward(line.file, line.line):
                 return line
         return in_callback(frames)
+
+    def _add_loops(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
+        """Count the loops of the program that a sample of a step is in, by their first lines."""
+        inside: list[RankLoop] = []
+        layers: list[RankLoop] = []
+        for frame, calls_module in loops_may_be_in(frames):
+            loops = layers if calls_module else inside
+            loops += reversed(self._loops_at(place, frame))
+        self.tally.add_loops(phase, inside, layers)
+
+    def _add_loops_of_steps(self, place: RankPlace, frames: Sequence[Frame]) -> None:
+        for frame in around_backward(frames):
+            self.tally.add_loops_of_steps(self._loops_at(place, frame))
+
+    def _loops_at(self, place: RankPlace, frame: Frame) -> list[RankLoop]:
+        loops = self._sources.loops(frame.file, frame.line)
+        return [(place.rank, self._shown(place, frame.file, lines.start), lines.stop - 1) for lines in loops]
 
     def _at_its_cause(self, call: Call, frames: Sequence[Frame]) -> Call:
         """Anomaly mode costs at every line of the model: the one that switches it on is meant, if it is known."""

@@ -23,6 +23,7 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.layout import Region, Word
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
 from gpulaunch.profiler.probe.batch import BLOCKED, SHORT_NS
+from gpulaunch.profiler.probe.graph import GraphNodes
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.training_thread import OFF, UNOBSERVED
 
@@ -181,7 +182,7 @@ def tap_shutdown(probe: Probe, original: Callable[[Any], Any]) -> Callable[[Any]
     return tapped_shutdown
 
 
-def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def tap_backward(probe: Probe, torch: Any, nodes: GraphNodes, original: Callable[..., Any]) -> Callable[..., Any]:
     """The entry to the autograd engine, reporting when it starts and when it is done."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
@@ -193,6 +194,10 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
             return original(t_outputs, *args, **kwargs)
         around = _STEPPING
         try:
+            if nodes.left and kwargs.get("accumulate_grad", False) and get_ident() == probe.thread:
+                began_ns = monotonic_ns()
+                nodes.count(t_outputs)
+                machine.overhead_ns += monotonic_ns() - began_ns
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.adopts(now_ns):
                 around = edge[0] & 7

@@ -10,6 +10,7 @@
     dataparallel  the line that makes a DataParallel, or null
     ddp           the last log of DistributedDataParallel, with the number of its modules and how often each of them
                   reduces in a step; or null
+    graph         nodes: of the autograd graph of a backward pass, the mean of some; at_least: one had too many to count
     losses        with GPULAUNCH_TRIAL only: the mean of each four losses in turn; null: not finite
     changes       with GPULAUNCH_TUNE only: what was applied (old and new value) and refused (reason)
 

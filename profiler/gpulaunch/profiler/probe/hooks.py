@@ -38,6 +38,7 @@ from gpulaunch.profiler.probe.edges import (
     tap_scaler,
     tap_shutdown,
 )
+from gpulaunch.profiler.probe.graph import GraphNodes
 from gpulaunch.profiler.probe.noted import NotedSteps
 from gpulaunch.profiler.probe.observed import ObservedSteps
 from gpulaunch.profiler.probe.publish import Publisher
@@ -141,10 +142,12 @@ def _backward(probe: Probe, torch: Any, undo: Undo) -> None:
     original = function_of(autograd._engine_run_backward, parameters=("t_outputs",), variadic=True)
     if graph._engine_run_backward is not original:
         raise HookError("torch.autograd and torch.autograd.graph differ in _engine_run_backward")
-    tap = tap_backward(probe, torch, original)
+    nodes = GraphNodes(probe.machine, torch)
+    tap = tap_backward(probe, torch, nodes, original)
     _keep_out(torch, tap)
     put(graph, "_engine_run_backward", tap, undo)
     put(autograd, "_engine_run_backward", tap, undo)
+    undo.append(probe.each_second(Hook.FACTS, nodes.look))
 
 
 def _optimizer(probe: Probe, torch: Any, undo: Undo) -> None:
@@ -173,7 +176,7 @@ def _gpu_memory(probe: Probe, torch: Any, undo: Undo) -> Hook | None:
 def _keep_out(torch: Any, *taps: Any) -> None:
     parts = (
         *(Probe, ObservedSteps, UnobservedSteps, Cost, Budget, Service, Publisher),
-        *(NotedSteps, StepMachine, Account, LoaderWatch, SegmentWriter),
+        *(NotedSteps, StepMachine, Account, LoaderWatch, SegmentWriter, GraphNodes),
     )
     fetch = UnobservedSteps.fetch  # makes the user's call
     ours = (function for part in parts for function in vars(part).values() if function is not fetch)

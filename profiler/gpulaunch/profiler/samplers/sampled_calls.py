@@ -48,6 +48,9 @@ ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
+_LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
+"""Modules without parameters: a loop that calls one for each sample is no loop over layers."""
+_AUTOGRAD: Final = "/torch/autograd/"
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_index|sampler\.py \S*)$")
 """Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
@@ -114,6 +117,36 @@ def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
             lines.insert(0, Call(frame.file, frame.line, calls))
             calls = _function(frame)
     return lines
+
+
+def loops_may_be_in(frames: Sequence[Frame]) -> list[tuple[Frame, bool]]:
+    """Return the frames of the program, the innermost first, and whether what each calls is a module of torch other
+    than a loss.
+
+    Args:
+        frames: the deepest first.
+    """
+    found: list[tuple[Frame, bool]] = []
+    calls_module = False
+    callee = ""
+    for frame in frames:
+        if frame.file.endswith(_MODULE):
+            calls_module = calls_module or not _LOSS.fullmatch(callee)
+        else:
+            callee = frame.file
+        if _origin(frame.file)[0] == "program":
+            found.append((frame, calls_module))
+    return found
+
+
+def around_backward(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames of the program that a backward pass was called from; not those that a checkpoint in it runs.
+
+    Args:
+        frames: the deepest first.
+    """
+    engine = max((depth for depth, frame in enumerate(frames) if _AUTOGRAD in frame.file), default=len(frames))
+    return [frame for frame in frames[engine:] if _origin(frame.file)[0] == "program"]
 
 
 def in_sampler(frames: Sequence[Frame]) -> bool:

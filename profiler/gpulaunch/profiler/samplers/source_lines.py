@@ -6,6 +6,7 @@ Only names count: nothing is imported or run. A file that cannot be read or pars
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Set
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.profiler.files import regular
+from gpulaunch.profiler.samplers.loops import calls_in, loops_of
 
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
@@ -52,6 +54,7 @@ class _Source:
     calls: dict[int, str] = field(default_factory=dict[int, str])
     after_backward: set[int] = field(default_factory=set[int])
     excused: set[int] = field(default_factory=set[int])
+    loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     detects_anomaly: int = 0
 
 
@@ -79,6 +82,11 @@ class SourceLines:
     def is_excused(self, file: str, line: int) -> bool:
         """Whether a line calls `time.sleep` or `gc.collect`."""
         return line in self._source(file).excused
+
+    def loops(self, file: str, line: int) -> tuple[range, ...]:
+        """Return the lines of each loop or comprehension of a function that a line of it is in, the outermost first,
+        without those that cannot be replaced by one operation: see `loops.loops_of`."""
+        return self._source(file).loops.get(line, ())
 
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
@@ -121,6 +129,8 @@ def _read(file: str, until_s: float) -> _Source:
             source.detects_anomaly = source.detects_anomaly or node.lineno
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node, steps))
+    with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
+        source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
     return source
 
 
