@@ -90,6 +90,8 @@ def form(job: Job, those: list[Host]) -> float:
 def faults(job: Job, three: list[Host]) -> Figures:
     """A killed rank, a lost host, and its return."""
     found: Figures = {"form": form(job, three)}
+    if found["form"] > BOUND_S:
+        return found
     before, killed_s = job.store(), time.monotonic()
     os.kill(job.nodes["host1"].rank_pid(), signal.SIGKILL)
     found["rank kill"] = timed(job, ALL, killed_s, before)

@@ -118,8 +118,9 @@ class Job:
             self.nodes[host.name] = Node(self, host, [*arguments], {**self._env, **env})
 
     def store(self) -> str:
-        """The address of torch's store in the newest step: each start of all ranks has one of its own."""
-        return str(max((step for node in self.nodes.values() for step in node.steps()), key=_at_s)["store"])
+        """The address of torch's store in the newest step, or "": each start of all ranks has one of its own."""
+        steps = (step for node in self.nodes.values() for step in node.steps())
+        return str(max(steps, key=_at_s, default={"store": ""})["store"])
 
     def trains(self, *names: str, after_s: float = 0.0, before: str = "") -> float | None:
         """When these hosts, all together and no others, made their first step after a time; None: not yet.
