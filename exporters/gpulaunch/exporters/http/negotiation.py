@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 
+
+@functools.lru_cache(maxsize=32)  # a client sends the same each time
 def takes_gzip(accept_encoding: str) -> bool:
     """Say whether an Accept-Encoding header ranks gzip at least as high as the identity encoding."""
     weight = weights(accept_encoding, "gzip", "identity")

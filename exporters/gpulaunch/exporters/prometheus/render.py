@@ -9,6 +9,7 @@ so every response is complete and counters never go back.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import sys
 import threading
@@ -33,6 +34,7 @@ _Variant: TypeAlias = tuple[str, bool]
 _VARIANTS: Final = tuple((kind, gzipped) for kind in (TEXT, OPENMETRICS) for gzipped in (False, True))
 
 
+@functools.lru_cache(maxsize=32)  # a scraper sends the same each time
 def negotiate(accept: str) -> str:
     """Return the content type for an Accept header: OpenMetrics if its q-value is at least that of plain text."""
     weight = weights(accept, "application/openmetrics-text", "text/plain", "text/*", "*/*")
