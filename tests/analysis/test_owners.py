@@ -45,17 +45,30 @@ def test_a_line_of_a_rank_that_is_not_late_is_a_finding_as_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
-    [("train.py:90", []), ("train.py:99", ["hot-line"]), ("loss.py:90", ["hot-line"])],
-    ids=["in the loop", "below it", "in another file"],
+    ("line", "call", "told"),
+    [
+        ("train.py:90", "", []),
+        ("train.py:90", "overlap", []),
+        ("train.py:90", "random.choice", ["hot-line"]),
+        ("train.py:99", "", ["hot-line"]),
+        ("loss.py:90", "", ["hot-line"]),
+    ],
+    ids=["in the loop", "a function of the program", "of a library, which stays", "below it", "in another file"],
 )
-def test_a_line_in_a_loop_that_is_to_go_as_a_whole_is_told_by_the_loop(line: str, told: list[str]) -> None:
-    seen = looping_rank(samples=80, calling={line: 30}, calls={line: "random.choice"})
+def test_a_line_in_a_loop_that_is_to_go_as_a_whole_is_told_by_the_loop(line: str, call: str, told: list[str]) -> None:
+    seen = looping_rank(samples=90, calling={line: 30}, calls={line: call})
 
     assert [found.rule for found in advise(window(seen))] == ["small-operations-loop", *told]
 
 
+def test_a_line_of_a_rank_without_the_loop_is_told_too() -> None:
+    line = looping_rank(samples=90, calling={"train.py:90": 30}, calls={"train.py:90": ""}, looping={})
+    seen = window(looping_rank(), replace(line, rank=1))
+
+    assert {found.rule for found in advise(seen)} == {"hot-line", "small-operations-loop"}
+
+
 def test_a_line_that_takes_more_than_what_the_loop_around_it_computes_is_told_too() -> None:
-    seen = looping_rank(samples=80, calling={"train.py:90": 60}, calls={"train.py:90": "random.choice"})
+    seen = looping_rank(samples=80, calling={"train.py:90": 60}, calls={"train.py:90": ""})
 
     assert {found.rule for found in advise(window(seen))} == {"hot-line", "small-operations-loop"}

@@ -753,10 +753,19 @@ def test_a_wait_for_a_sampler_is_not_one_for_workers() -> None:
         {"nodes": 400},
         {"facts": facts(device=None)},
         {"looping": {"train.py:88": 4}},
+        {"looping": {"train.py:88": 19}},
         {"before_backward": 400, "samples": 700},
         {"backward": {}},
     ],
-    ids=["a small graph", "long nodes", "no graph", "a small loop", "few of many samples", "no sample in backward"],
+    ids=[
+        "a small graph",
+        "long nodes",
+        "no graph",
+        "a small loop",
+        "less than half",
+        "few of many samples",
+        "no sample in backward",
+    ],
 )
 def test_a_loop_is_none_of_small_operations_without_the_evidence_for_it(changes: dict[str, Any]) -> None:
     assert rules(window(looping_rank(**changes))) == []
@@ -775,7 +784,14 @@ def test_nodes_that_are_long_because_others_use_the_cores_are_short() -> None:
 def test_of_longer_nodes_only_torchs_own_part_is_lost() -> None:
     (found,) = advise(window(looping_rank(nodes=1000)))
 
-    assert found.seconds_per_step == pytest.approx(0.4 * 0.045, rel=0.01)
+    assert found.seconds_per_step == pytest.approx(0.4 * 0.040, rel=0.01)
+
+
+def test_loops_that_begin_on_lines_that_follow_each_other_end_with_the_last() -> None:
+    lines = {"looping": {"train.py:88": 20, "train.py:89": 12}, "loop_ends": {"train.py:88": 88, "train.py:89": 95}}
+    (found,) = advise(window(looping_rank(**lines)))
+
+    assert (found.line, found.evidence["lines"], found.evidence["samples_in_loop"]) == (88, "88-95", 32)
 
 
 def test_nodes_are_those_of_all_backward_passes_of_a_step() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpulaunch.profiler.analysis.tally import Tally
 
 LINE = "train.py:61"
@@ -87,14 +89,45 @@ def test_loops_are_counted_by_their_first_line_and_those_of_steps_are_none() -> 
     outer, loop, inner = (0, "train.py:9", 30), (0, "loss.py:4", 8), (0, "loss.py:6", 7)
     tally = Tally()
     tally.add_loops("forward", [inner, loop, outer], [])
-    tally.add_loops_of_steps([outer])
-    for phase in ("forward", "other", "unsettled", "validation", "startup"):
+    for _ in range(2):
+        tally.add_loops_of_steps([outer])
+    for phase in ("forward", "forward", "validation", "startup"):
         tally.add(0, phase)
         tally.add_loops(phase, [inner, loop, outer], [])
 
-    assert tally.looping == {(0, "loss.py:4"): 3}
+    assert tally.looping == {(0, "loss.py:4"): 2}
     assert tally.loop_ends == {(0, "loss.py:4"): 8}
-    assert tally.before_backward == {0: 3}
+    assert tally.before_backward == {0: 2}
+
+
+def test_a_single_sample_of_backward_in_a_loop_does_not_make_it_one_of_steps() -> None:
+    tally = Tally()
+    tally.add_loops_of_steps([(0, "loss.py:4", 8)] * 2)
+    tally.add_loops("forward", [(0, "loss.py:4", 8)], [])
+
+    assert tally.looping == {(0, "loss.py:4"): 1}
+
+
+@pytest.mark.parametrize(("forward", "counted"), [(0, 20), (1, 21), (20, 20)])
+def test_what_is_outside_of_forward_counts_only_without_a_dataloader(forward: int, counted: int) -> None:
+    """It may be after backward. A few samples are misread as forward even if there is no such phase."""
+    after, loop = (0, "train.py:40", 44), (0, "loss.py:4", 8)
+    tally = Tally()
+    for phase, at, count in (("forward", loop, forward), ("other", after, 10), ("unsettled", after, 10)):
+        for _ in range(count):
+            tally.add(0, phase)
+            tally.add_loops(phase, [at], [])
+
+    assert tally.before_backward == {0: counted}
+    assert tally.looping.get((0, "train.py:40"), 0) == (0 if forward == 20 else 20)
+
+
+def test_two_loops_on_one_line_are_one() -> None:
+    tally = Tally()
+    for end in (8, 4, 4):
+        tally.add_loops("forward", [(0, "loss.py:4", end)], [])
+
+    assert (tally.looping, tally.loop_ends) == ({(0, "loss.py:4"): 3}, {(0, "loss.py:4"): 8})
 
 
 def test_loops_of_a_main_thread_that_does_not_train_and_loops_without_end_are_nothing() -> None:

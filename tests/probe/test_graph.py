@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.probe import facts
+from gpulaunch.profiler.probe import facts, graph
 from gpulaunch.profiler.probe.account import Account
-from gpulaunch.profiler.probe.graph import FIRST_STEP, MOST_NODES, PASSES, GraphNodes, nodes_below
+from gpulaunch.profiler.probe.graph import FIRST_STEP, LONG_NS, MOST_NODES, PASSES, GraphNodes, nodes_below
 
-TORCH: Any = SimpleNamespace(_C=SimpleNamespace(DisableTorchFunction=nullcontext))
+
+class Tensor:
+    """One of torch, whose node is read by its own property."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    @property
+    def grad_fn(self) -> Any:
+        return self._node
+
+
+TORCH: Any = SimpleNamespace(_C=SimpleNamespace(DisableTorchFunction=nullcontext), Tensor=Tensor)
 
 
 class Node:
@@ -23,8 +37,17 @@ class Node:
         self.next_functions = tuple((each, 0) for each in after)
 
 
-def tensor(node: Node | None) -> Any:
-    return SimpleNamespace(grad_fn=node)
+class WideNode(Node):
+    """It must not be read to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_functions = self._nodes()  # type: ignore[assignment] # pyright: ignore[reportAttributeAccessIssue]
+
+    def _nodes(self) -> Iterator[tuple[Node, int]]:
+        for _ in range(10):
+            yield Node(), 0
+        raise AssertionError
 
 
 def chain(length: int) -> Node:
@@ -50,17 +73,18 @@ def test_each_node_counts_once_and_what_has_no_graph_does_not() -> None:
     shared = Node()
     edge = SimpleNamespace(node=Node(shared), output_nr=0)
 
-    assert nodes_below((tensor(Node(shared, Node(shared), None)), edge, tensor(None))) == 4
-    assert nodes_below(()) == 0
+    assert nodes_below(TORCH, (Tensor(Node(shared, Node(shared), None)), edge, Tensor(None))) == 4
+    assert nodes_below(TORCH, ()) == 0
 
 
 def test_a_graph_without_end_is_counted_up_to_a_number() -> None:
     ring = Node()
     ring.next_functions = ((ring, 0),)
 
-    assert nodes_below((tensor(ring),)) == 1
-    assert nodes_below((tensor(chain(50)),), most=10) == 10
-    assert nodes_below((tensor(Node(*(Node() for _ in range(50)))),), most=10) == 10
+    assert nodes_below(TORCH, (Tensor(ring),)) == 1
+    assert nodes_below(TORCH, (Tensor(chain(50)),), most=10) == 10
+    assert nodes_below(TORCH, (Tensor(Node(*(Node() for _ in range(50)))),), most=10) == 10
+    assert nodes_below(TORCH, (Tensor(WideNode()),), most=11) == 11
 
 
 def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
@@ -76,7 +100,7 @@ def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
         if nodes.left:
             seconds.append(second)
         while nodes.left:
-            nodes.count((tensor(chain(9 + nodes.left)),))
+            nodes.count((Tensor(chain(9 + nodes.left)),))
 
     assert seconds[:3] == [0, 9, 42]
     assert len(seconds) < 8
@@ -86,10 +110,39 @@ def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
 def test_one_graph_that_is_too_large_is_enough(account: Account) -> None:
     nodes = GraphNodes(account, TORCH)
     nodes.look()
-    nodes.count((tensor(chain(MOST_NODES + 5)),))
+    nodes.count((Tensor(chain(MOST_NODES + 5)),))
 
     assert nodes.left == 0
     assert graph_fact() == {"nodes": MOST_NODES, "at_least": True}
+
+
+def test_a_property_of_a_subclass_is_not_asked() -> None:
+    class Mine(Tensor):
+        @property
+        def grad_fn(self) -> Any:
+            raise AssertionError
+
+    assert nodes_below(TORCH, (Mine(chain(3)),)) == 3
+
+
+def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack of very many tensors is one node, whose others cannot be had one by one."""
+    nodes = GraphNodes(account, TORCH)
+    nodes.look()
+    while nodes.left:
+        nodes.count((Tensor(chain(5)),))
+    monkeypatch.setattr(graph, "thread_time_ns", count(step=LONG_NS + 1).__next__)
+    for _ in range(100):
+        nodes.look()
+        if nodes.left:
+            nodes.count((Tensor(chain(7)),))
+            assert nodes.left == 0
+            break
+    for _ in range(1000):
+        nodes.look()
+        assert nodes.left == 0
+
+    assert graph_fact() == {"nodes": 5, "at_least": False}
 
 
 def test_nothing_of_a_graph_is_kept(account: Account) -> None:
@@ -100,7 +153,7 @@ def test_nothing_of_a_graph_is_kept(account: Account) -> None:
         if broken:
             root.next_functions = ((object(), 0),)  # type: ignore[assignment] # pyright: ignore[reportAttributeAccessIssue]
         known = weakref.ref(root)
-        nodes.count((tensor(root),))
+        nodes.count((Tensor(root),))
         del root
         assert known() is None
 
@@ -108,7 +161,7 @@ def test_nothing_of_a_graph_is_kept(account: Account) -> None:
 def test_what_cannot_be_counted_is_out_of_service(account: Account) -> None:
     nodes = GraphNodes(account, TORCH)
     nodes.look()
-    nodes.count((SimpleNamespace(grad_fn=object()),))
+    nodes.count((Tensor(object()),))
 
     assert nodes.left == 0
     with pytest.raises(RuntimeError, match="next_functions"):

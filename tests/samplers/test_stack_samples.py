@@ -155,6 +155,7 @@ while True:
 """
 MODULE = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1786)
 LINEAR = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+GRAD_MODE = Frame("no_grad.__exit__", f"{PACKAGES}/torch/autograd/grad_mode.py", 90)
 BACKWARD = Frame("_engine_run_backward", f"{PACKAGES}/torch/autograd/graph.py", 800)
 
 
@@ -170,9 +171,11 @@ def test_samples_in_a_loop_of_a_step_are_counted_for_the_outermost_whatever_it_c
     forward = [Frame("Loss.forward", program, 3), MODULE, *step]
     inner = [Frame("Loss.of_photo", program, 9), Frame("Loss.forward.<listcomp>", program, 3), *forward]
     overlap = Frame("overlap", f"{program}x", 4)
-    samples.add(place, "backward", [BACKWARD, Frame("update", f"{program}x", 9), *step])
+    for _ in range(2):
+        samples.add(place, "backward", [GRAD_MODE, *inner])
+        samples.add(place, "backward", [BACKWARD, Frame("update", f"{program}x", 9), *step])
     for phase, stack in (
-        *(("forward", [overlap, *inner]), ("other", inner), ("unsettled", inner[1:]), ("forward", step)),
+        *(("forward", [overlap, *inner]), ("forward", inner), ("forward", inner[1:]), ("forward", step)),
         *(("validation", inner), ("optimizer", inner)),
     ):
         samples.add(place, phase, stack)
@@ -193,20 +196,22 @@ def test_a_loop_over_layers_is_known_by_the_modules_that_it_calls(looping, layer
     assert bool(samples.tally.looping) is told
 
 
-def test_a_loss_of_torch_is_no_layer(looping) -> None:
+def test_a_loss_of_torch_is_no_layer_nor_is_a_module_that_is_not_known(looping) -> None:
     samples, place, program = looping
     loss = Frame("MSELoss.forward", f"{PACKAGES}/torch/nn/modules/loss.py", 628)
     for _ in range(4):
         samples.add(place, "forward", [loss, MODULE, Frame("Model.forward", program, 15), MODULE])
+        samples.add(place, "forward", [MODULE, Frame("Model.forward", program, 15), MODULE])
 
-    assert samples.tally.looping == {(0, f"{program}:14"): 4}
+    assert samples.tally.looping == {(0, f"{program}:14"): 8}
 
 
 def test_a_loop_that_is_computed_again_in_backward_makes_no_steps(looping) -> None:
     """A checkpoint runs its part of forward there."""
     samples, place, program = looping
     again = Frame("Loss.of_photo", program, 9)
-    samples.add(place, "backward", [again, MODULE, BACKWARD, Frame("step", program, 20)])
+    for _ in range(2):
+        samples.add(place, "backward", [again, MODULE, BACKWARD, Frame("step", program, 20)])
     samples.add(place, "forward", [again])
     samples.add(place, "forward", [Frame("step", program, 20)])
 

@@ -18,6 +18,7 @@ from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place,
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.thresholds import (
     GRAPH_NODES,
+    LOOP_SHARE,
     LOST,
     LOST_MEASURED,
     NODE_OVERHEAD_US,
@@ -27,8 +28,8 @@ from gpulaunch.profiler.analysis.thresholds import (
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
-_BEFORE_BACKWARD: Final = ("forward", "h2d", "sync", "other")
-"""The phases of the clock in which samples are before backward, see `tally.Tally`."""
+_BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
+"""The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
 _CURES: Final = (
     (
         r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
@@ -110,6 +111,9 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
             continue  # the loop may be the one that makes the steps
         before_s = sum(rank.phase_s(phase) for phase in _BEFORE_BACKWARD)
         for found in _sampled(rank, rank.looping, "samples_in_loop", rank.before_backward, before_s):
+            count, samples = (float(found.evidence[each]) for each in ("samples_in_loop", "samples"))
+            if count < LOOP_SHARE.value * samples:
+                continue
             loop_s = found.seconds_per_step
             back_s = min(1.0, loop_s / forward_s) * backward_s
             overhead = NODE_OVERHEAD_US.value / max(NODE_OVERHEAD_US.value, node_us)  # the rest is computed in any case
@@ -117,14 +121,13 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
             if seconds < LOST.value * rank.step_s:
                 continue
             at_least = "at least " if graph.get("at_least") is True else ""
-            last = rank.loop_ends.get(str(found.place), found.place.line)
             yield replace(
                 found,
                 seconds_per_step=seconds,
                 confidence=ESTIMATED,
                 evidence={
                     **found.evidence,
-                    "lines": f"{found.place.line}-{last}",
+                    "lines": _lines(rank, found),
                     "loop_seconds_per_step": loop_s,
                     "loop_backward_seconds_per_step": back_s,
                     "graph_nodes_per_step": nodes,
@@ -137,6 +140,13 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
                 f"nodes of {node_us:.0f} us each. Such small operations are mostly torch's own work; on a GPU "
                 "each is a kernel launch.",
             )
+
+
+def _lines(rank: RankWindow, found: Loss) -> str:
+    """The first and the last line of a loop, or of several that begin on lines that follow each other."""
+    first, _, last = str(found.evidence.get("lines") or f"{found.place.line}-{found.place.line}").partition("-")
+    ends = (rank.loop_ends.get(f"{found.place.file}:{line}", line) for line in range(int(first), int(last) + 1))
+    return f"{first}-{max(ends)}"
 
 
 def _running(rank: RankWindow) -> float:

@@ -32,9 +32,11 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _is_in(line: Finding, loop: Finding) -> bool:
-    """Whether a line takes less than the loop that it is in."""
+    """Whether a line is in a loop, of the same ranks, that takes more, and goes with it: it calls no library."""
     first, _, last = str(loop.evidence.get("lines", "")).partition("-")
     if line.file != loop.file or line.line is None or not (first.isdigit() and last.isdigit()):
+        return False
+    if "." in str(line.evidence.get("call", "")) or not set(line.ranks) <= set(loop.ranks):
         return False
     return int(first) <= line.line <= int(last) and line.seconds_per_step <= loop.seconds_per_step
 

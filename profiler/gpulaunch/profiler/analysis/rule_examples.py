@@ -213,7 +213,7 @@ EXAMPLES: Final = {
         "    losses.append(distance[people == person].max() - distance[people != person].min())\n"
         "loss = torch.stack(losses).mean()",
         prints="Compute the whole batch with one operation (broadcasting, indexing with a tensor, a masked reduction, "
-        "torch.vmap): this loop computes element by element. With its part of backward it is 68% of the step, and the "
+        "torch.vmap): this loop computes element by element. With its part of backward it is 61% of the step, and the "
         "graph has 2000 nodes of 10 us each. Such small operations are mostly torch's own work; on a GPU each is a "
         "kernel launch. To verify: gpulaunch trace --steps 5 --rank 0.",
         cure="distance = (faces[:, None] - faces[None]).square().sum(2)\n"

@@ -361,11 +361,14 @@ RULES: Final = (
         "of a node, as the rest is computed in any case. With a GPU at most its idle time. An estimate.",
         fix="One operation for the whole batch: broadcasting, indexing with a tensor, a masked reduction, "
         "`torch.vmap`.",
-        suppressed="The graph is small, or its nodes take long; the loop makes training steps, goes through the "
-        "modules or parameters of a model, only moves or collects tensors, or each turn needs what the one before has "
-        "computed (a recurrent network), as far as its source shows.",
+        suppressed="The graph is small, or its nodes take long; the loop is less than half of forward, makes training "
+        "steps, hands out batches, goes through the modules or parameters of a model, a dictionary or a few things "
+        "that the source lists, only moves or collects tensors, or each turn needs what the one before has computed "
+        "(a recurrent network), as far as its source shows: a state that a method keeps in another object is not seen. "
+        "`while` loops are never told.",
         limits=(
-            *(thresholds.GRAPH_NODES, thresholds.NODE_US, thresholds.NODE_OVERHEAD_US, thresholds.LOST),
+            *(thresholds.GRAPH_NODES, thresholds.LOOP_SHARE, thresholds.NODE_US, thresholds.NODE_OVERHEAD_US),
+            thresholds.LOST,
             *(thresholds.LOST_MEASURED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
         ),
     ),

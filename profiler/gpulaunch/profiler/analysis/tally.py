@@ -18,7 +18,12 @@ _MOST_LINES: Final = 512
 _MOST_CALLS: Final = 4
 """Functions that are told apart in one line."""
 _BEFORE_BACKWARD: Final = ("forward", "other", "unsettled")
-"""Phases in which what backward goes through is computed: without a dataloader that is a part of "other"."""
+"""Phases in which what backward goes through is computed. With a dataloader only "forward" is, and the others are after
+backward; without one there is no "forward"."""
+_FORWARD: Final = 0.1
+"""Of the samples in these, those in "forward" of a rank with a dataloader; fewer are stacks that were misread."""
+_STEPS: Final = 2
+"""Samples that show a backward pass in a loop before this is believed."""
 _LAYERS: Final = 0.2
 """Of the samples in a loop, those in modules that it calls: with more, it goes through layers or steps of time."""
 
@@ -28,6 +33,8 @@ RankLine = tuple[int, str]
 
 RankLoop = tuple[int, str, int]
 """A rank, the first line of a loop of its program as text, and the number of its last one."""
+_Counted = tuple[RankLoop, bool]
+"""A loop, and whether the samples are in the phase forward."""
 
 
 class LineCounts:
@@ -64,10 +71,10 @@ class Tally:
         self._logged = Counter[RankLine]()
         self._calling = LineCounts()
         self._backward = Counter[RankLine]()
-        self._before_backward = Counter[int]()
-        self._looping = Counter[RankLoop]()
-        self._layered = Counter[RankLoop]()
-        self._stepping: set[RankLoop] = set()
+        self._before_backward = Counter[tuple[int, bool]]()
+        self._looping = Counter[_Counted]()
+        self._layered = Counter[_Counted]()
+        self._stepping = Counter[RankLoop]()
         self._indexing = Counter[int]()
         self._saving = Counter[int]()
         self._spanning: set[RankLine] = set()
@@ -102,7 +109,7 @@ class Tally:
         if phase == "startup":  # before the first step, part of none
             return
         self._samples[rank] += 1
-        self._before_backward[rank] += phase in _BEFORE_BACKWARD
+        self._before_backward[rank, phase == "forward"] += phase in _BEFORE_BACKWARD
         self._saving[rank] += saves
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
             _count(self._logged, (rank, logs), _MOST_LOGGING)
@@ -127,17 +134,18 @@ class Tally:
         """
         if phase not in _BEFORE_BACKWARD:
             return
+        is_forward = phase == "forward"
         for loop in reversed(inside):
-            if loop not in self._stepping:
-                _count(self._looping, loop, _MOST_LINES)
+            if self._stepping[loop] < _STEPS:
+                _count(self._looping, (loop, is_forward), _MOST_LINES)
                 break
         for loop in set(layers):
-            _count(self._layered, loop, _MOST_LINES)
+            _count(self._layered, (loop, is_forward), _MOST_LINES)
 
     def add_loops_of_steps(self, loops: Sequence[RankLoop]) -> None:
-        """Note loops around a backward pass: each of their turns makes a step, or a part of one."""
-        if len(self._stepping) < _MOST_LINES:
-            self._stepping.update(loops)
+        """Count a sample for the loops around a backward pass: each of their turns makes a step, or a part of one."""
+        for loop in set(loops):
+            _count(self._stepping, loop, _MOST_LINES)
 
     def trains_elsewhere(self, rank: int) -> None:
         """Count a sample that shows another thread than the main one training in this rank: then the lines of its main
@@ -180,28 +188,38 @@ class Tally:
 
     @property
     def before_backward(self) -> Mapping[int, int]:
-        """Those in the forward pass, the loss, and outside of all phases that are known, by rank."""
-        return dict(self._before_backward)
+        """Those in the forward pass and the loss, by rank; without a dataloader, those outside of all phases that are
+        known."""
+        counts = self._before_backward
+        return {rank: sum(counts[rank, each] for each in self._in_forward(rank)) for rank in dict(self._samples)}
+
+    def _in_forward(self, rank: int) -> tuple[bool, ...]:
+        """Of which samples those of a rank count: whether they are in the phase forward."""
+        forward, others = self._before_backward[rank, True], self._before_backward[rank, False]
+        return (True,) if forward > _FORWARD * (forward + others) else (True, False)
 
     @property
     def looping(self) -> Mapping[RankLine, int]:
         """Those of these in a loop inside a step that computes by itself, by rank and the loop's first line."""
-        return {(rank, at): count for (rank, at, _), count in self._loops()}
+        counts = Counter[RankLine]()
+        for (rank, at, _), count in self._loops():
+            counts[rank, at] += count  # several may begin on one line
+        return {loop: count for loop, count in counts.items() if count}
 
     @property
     def loop_ends(self) -> Mapping[RankLine, int]:
         """The numbers of the last lines of these loops."""
-        return {(rank, at): last for (rank, at, last), _ in self._loops()}
+        return {(rank, at): last for (rank, at, last), _ in sorted(self._loops())}
 
     def _loops(self) -> list[tuple[RankLoop, int]]:
         elsewhere = self._trains_elsewhere()
-        return [
-            (loop, count)
-            for loop, count in dict(self._looping).items()
-            if loop not in self._stepping
-            and loop[0] not in elsewhere
-            and self._layered[loop] <= _LAYERS * (count + self._layered[loop])
-        ]
+        found: list[tuple[RankLoop, int]] = []
+        for loop in {loop for loop, _ in dict(self._looping)}:
+            phases = self._in_forward(loop[0])
+            count, layered = (sum(of[loop, each] for each in phases) for of in (self._looping, self._layered))
+            if self._stepping[loop] < _STEPS and loop[0] not in elsewhere and layered <= _LAYERS * (count + layered):
+                found.append((loop, count))
+        return found
 
     @property
     def backward(self) -> Mapping[RankLine, int]:

@@ -273,6 +273,13 @@ GRAPH_NODES: Final = Limit(
     why="a loop over a batch of 32 faces has 324, one over 128 boxes 1923, a transformer of four layers 222; fewer "
     "take two milliseconds at most",
 )
+LOOP_SHARE: Final = Limit(
+    name="a loop's part of forward",
+    value=0.5,
+    unit="",
+    why="of a loop that takes less, the short nodes may be of another part of the model; loops over faces and boxes "
+    "had 0.73 to 0.95",
+)
 NODE_OVERHEAD_US: Final = Limit(
     name="torch's own part of a node",
     value=8.0,

@@ -38,7 +38,7 @@ class Snapshot:
     calling: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in other calls outside of the model's compute."""
     before_backward: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Those of them in the forward pass, the loss, and outside of all phases that are known, by rank."""
+    """Those of them before backward, by rank."""
     looping: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of these in a loop inside a step that one operation could replace, by rank and the loop's first line."""
     loop_ends: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
@@ -127,9 +127,11 @@ class RankWindow:
     saving_share: float = 0.0
     """Those that save a checkpoint outside of the phase `checkpoint`, of all since the start of the run; 0 if few."""
     before_backward: int = 0
-    """Number of stack samples in the forward pass, the loss, and outside of all phases that are known."""
+    """Number of stack samples before backward, since the start of the run: what they show of a loop is known late, and
+    then of all of them."""
     looping: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Those of these in a loop inside a step that one operation could replace, by the loop's first line."""
+    """Those of these in a loop inside a step that one operation could replace, by the loop's first line; since the
+    start of the run."""
     loop_ends: Mapping[str, int] = field(default_factory=dict[str, int])
     """The numbers of the last lines of these loops."""
     backward: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -4,13 +4,16 @@ How long backward takes is known of every step. With the number of its nodes it 
 operations that compute long, or many for which torch's own work - dispatch, a node, its memory - is most of the time.
 
 Some passes in a row are counted, as those of a step may differ: early, later, and then every ten minutes, because a
-model may change. The fact "graph" has the mean of the last ones. A node takes 0.4 to 0.7 us: a model of 300 nodes
-0.2 ms, and the largest graph that is counted 3 ms, once. Nothing of a graph is kept.
+model may change. The fact "graph" has the mean of the last ones. A node took 0.4 to 1 us: a model of 300 nodes up to
+0.3 ms, and the largest graph that is counted 4 ms, once. Only a node of very many others takes longer, as torch makes a
+tuple of all of them: a stack of 20,000 tensors took 9 to 15 ms. After such a pass none is counted any more. Nothing of
+a graph is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import thread_time_ns
 from typing import Any, Final
 
 from gpulaunch.profiler.probe.account import Account
@@ -23,6 +26,8 @@ MANY_NODES: Final = 1024
 """One that has so many is the last of the row."""
 MOST_NODES: Final = 4096
 """No more are counted."""
+LONG_NS: Final = 10_000_000
+"""Of the thread's own time: a graph that takes so long is the last that is counted in the run."""
 FIRST_STEP: Final = 20
 """The steps before that are not typical."""
 _PAUSE_S: Final = 8
@@ -34,7 +39,7 @@ _LONGER: Final = 4
 class GraphNodes:
     """The graphs of one rank's training thread; only that thread calls it."""
 
-    __slots__ = ("_account", "_counted", "_failed", "_pause_s", "_seconds", "_torch", "left")
+    __slots__ = ("_account", "_counted", "_failed", "_is_long", "_pause_s", "_seconds", "_torch", "left")
 
     def __init__(self, account: Account, torch: Any) -> None:
         self._account = account
@@ -43,6 +48,7 @@ class GraphNodes:
         self._pause_s = _PAUSE_S
         self._seconds = 0
         self._failed = ""
+        self._is_long = False
         self.left = 0
         """Backward passes that are still to be counted: `count` must be called before each."""
 
@@ -54,7 +60,7 @@ class GraphNodes:
         """
         if self._failed:
             raise RuntimeError(self._failed)
-        if self.left or self._account.totals[0] < FIRST_STEP:
+        if self._is_long or self.left or self._account.totals[0] < FIRST_STEP:
             return
         self._seconds -= 1
         if self._seconds < 0:
@@ -69,13 +75,17 @@ class GraphNodes:
         Args:
             outputs: what backward is called on: tensors, or edges of a graph.
         """
+        began_ns = thread_time_ns()
         try:
             with self._torch._C.DisableTorchFunction():
-                nodes = nodes_below(outputs)
+                nodes = nodes_below(self._torch, outputs)
         except Exception as error:
             if raised_by_program(error):
                 raise
             self._failed, self.left = repr(error), 0  # not the error itself: its traceback has the nodes
+            return
+        if thread_time_ns() - began_ns > LONG_NS:
+            self._is_long, self.left = True, 0
             return
         self._counted.append(nodes)
         self.left = 0 if nodes >= MANY_NODES else self.left - 1
@@ -84,14 +94,16 @@ class GraphNodes:
             set_fact("graph", {"nodes": mean, "at_least": max(self._counted) >= MOST_NODES})
 
 
-def nodes_below(outputs: Sequence[Any], most: int = MOST_NODES) -> int:
+def nodes_below(torch: Any, outputs: Sequence[Any], most: int = MOST_NODES) -> int:
     """Return the number of nodes of the graph of some tensors, those that accumulate gradients included.
 
     Args:
+        torch: the package.
         outputs: tensors, or edges of a graph (torch.autograd.graph.GradientEdge).
         most: no more are counted.
     """
-    roots = (getattr(each, "grad_fn", None) or getattr(each, "node", None) for each in outputs)
+    grad_fn = torch.Tensor.grad_fn.__get__  # a subclass may have a property of this name
+    roots = (grad_fn(each) if isinstance(each, torch.Tensor) else each.node for each in outputs)
     seen = {root for root in roots if root is not None}
     todo = list(seen)
     while todo and len(seen) < most:
@@ -99,4 +111,6 @@ def nodes_below(outputs: Sequence[Any], most: int = MOST_NODES) -> int:
             if node is not None and node not in seen:
                 seen.add(node)
                 todo.append(node)
+                if len(seen) >= most:
+                    break
     return min(len(seen), most)

@@ -147,7 +147,7 @@ def _backward(probe: Probe, torch: Any, undo: Undo) -> None:
     _keep_out(torch, tap)
     put(graph, "_engine_run_backward", tap, undo)
     put(autograd, "_engine_run_backward", tap, undo)
-    undo.append(probe.each_second(Hook.FACTS, nodes.look))
+    undo.append(probe.each_second(Hook(0), nodes.look))  # if it fails, no tap and no other fact is missing
 
 
 def _optimizer(probe: Probe, torch: Any, undo: Undo) -> None:

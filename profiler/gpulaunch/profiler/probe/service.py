@@ -31,7 +31,7 @@ class Service:
         """Record in the segment that `hook` is out of service, and why."""
         self.writer.words[Word.HOOKS_ARMED] &= ~hook
         self.writer.words[Word.HOOKS_UNAVAILABLE] |= hook
-        reason = f"{hook.name or 'traces'}: {why}"
+        reason = f"{hook.name or 'traces, graph'}: {why}"
         if reason not in self._reasons:
             self._reasons = [reason, *self._reasons[:_MOST_REASONS]]
             self.writer.write_text(TextSlot.FAULT, "; ".join(self._reasons))

@@ -1,21 +1,34 @@
 """Finds in the source of a program the loops that one operation on a whole batch could replace.
 
-Not those that make steps, that only move or collect tensors, that go through the parts of a model, or whose turns need
-each other. The words of the source decide; what they mean is not known.
+Not those that make steps, that only move or collect tensors, that go through the parts of a model or a few things that
+the source names, that hand out batches, or whose turns need each other. The words of the source decide; what they mean
+is not known: where that leaves a doubt, a loop is left out.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 Loop = ast.For | ast.While | ast.AsyncFor | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Scope = _Function | ast.ClassDef
 
+_MOST_NODES: Final = 2000
+"""Of the tree of a loop: longer ones are not read."""
+_FEW: Final = 9
+"""Turns that are no batch, but the heads or scales of a model."""
 _SUMS: Final = (ast.Add, ast.Sub, ast.Mult)
 """What may be done with all at once, in any order."""
+_WRAPS: Final = frozenset({"enumerate", "zip", "reversed", "sorted", "list", "tuple", "tqdm"})
+"""Functions that a loop goes through what they are given."""
+_TAKES_ALL: Final = frozenset({"sum", "max", "min", "list", "tuple", "stack", "cat"})
+"""Functions that take all of a generator at once: others may hand out its batches one by one."""
+_GROWS: Final = frozenset({"append", "extend", "insert", "appendleft"})
 _OF_THE_MODEL: Final = re.compile(
     r"(?:\w+_)?(?:parameters|params|buffers|weights|grads|gradients|modules|children|layers|blocks)|param_groups"
     r"|state_dict"
@@ -40,17 +53,21 @@ def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int,
         makes_steps: whether a loop makes training steps.
     """
     found: dict[int, tuple[range, ...]] = {}
-    todo: list[tuple[ast.AST, tuple[range, ...]]] = [(tree, ())]
+    taken: set[int] = set()
+    todo: list[tuple[ast.AST, tuple[range, ...], bool]] = [(tree, (), True)]
     while todo:
-        node, around = todo.pop()
-        if isinstance(node, _Scope | Loop):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            if not isinstance(node, Loop):
-                around = ()
-            elif _computes(node) and not makes_steps(node) and not _is_of_model(node) and not _carries(node):
-                around = (*around, lines)
-            found.update(dict.fromkeys(lines, around))
-        todo += ((child, around) for child in ast.iter_child_nodes(node))
+        node, around, counts = todo.pop()
+        if isinstance(node, ast.Call) and _last_name(node) in _TAKES_ALL:
+            taken.update(id(each) for each in node.args)
+        if isinstance(node, _Scope):
+            around, counts = (), not isinstance(node, _Function) or not _hands_out(node)
+            found.update(dict.fromkeys(_lines(node), around))
+        elif counts and isinstance(node, ast.For | _Comprehension):
+            is_taken = not isinstance(node, ast.GeneratorExp) or id(node) in taken
+            if is_taken and _is_of_elements(node) and not makes_steps(node):
+                around = (*around, _lines(node))
+                found.update(dict.fromkeys(_lines(node), around))
+        todo += ((child, around, counts) for child in ast.iter_child_nodes(node))
     return {line: loops for line, loops in found.items() if loops}
 
 
@@ -59,147 +76,296 @@ def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
-def _computes(loop: Loop) -> bool:
+def _lines(node: _Scope | Loop) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _hands_out(function: _Function) -> bool:
+    """Whether it is a generator, such as one of batches, or waits for other tasks."""
+    if isinstance(function, ast.AsyncFunctionDef):
+        return True
+    todo: list[ast.AST] = [*function.body]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, _Scope | ast.Lambda):
+            todo += ast.iter_child_nodes(node)
+    return False
+
+
+def _is_of_elements(loop: ast.For | _Comprehension) -> bool:
+    """Whether it computes something for each of many elements, none of which needs another one."""
+    if sum(1 for _ in islice(ast.walk(loop), _MOST_NODES + 1)) > _MOST_NODES:
+        return False
+    iterated = [loop.iter] if isinstance(loop, ast.For) else [each.iter for each in loop.generators]
+    if any(_is_few(each) or _is_of_model(each) for each in iterated):
+        return False
+    return _computes(loop) and not _carries(loop)
+
+
+def _computes(loop: ast.For | _Comprehension) -> bool:
     """Whether anything in it may be an operation with tensors."""
-    if isinstance(loop, ast.For | ast.While | ast.AsyncFor):
-        parts: list[ast.AST] = list(loop.body)
-    elif isinstance(loop, ast.DictComp):
-        parts = [loop.key, loop.value]
-    else:
-        parts = [loop.elt]
-    nodes = [node for part in parts for node in ast.walk(part)]
+    nodes = [node for part in _parts(loop) for node in ast.walk(part)]
     calls = (_last_name(node) for node in nodes if isinstance(node, ast.Call))
     return any(isinstance(node, ast.BinOp | ast.AugAssign) for node in nodes) or any(
         name not in _MOVES for name in calls
     )
 
 
-def _is_of_model(loop: Loop) -> bool:
-    """Whether it goes through the parts of a model."""
-    if isinstance(loop, ast.While):
-        return False
-    iterated = [loop.iter] if isinstance(loop, ast.For | ast.AsyncFor) else [each.iter for each in loop.generators]
-    nodes = (node for each in iterated for node in ast.walk(each))
-    return any(_OF_THE_MODEL.fullmatch(_name(node)) for node in nodes)
+def _parts(loop: ast.For | _Comprehension) -> list[ast.AST]:
+    match loop:
+        case ast.For(body=body):
+            return [*body]
+        case ast.DictComp(key=key, value=value):
+            return [key, value]
+        case _:
+            return [loop.elt]
 
 
-def _carries(loop: Loop) -> bool:
-    """Whether a turn needs what the one before has computed, such as the state of a recurrent network: it reads a
-    variable and sets it later. A sum (`total = total + loss`) that nothing else reads can be taken of all at once."""
-    if not isinstance(loop, ast.For | ast.While | ast.AsyncFor):
-        return False
-    uses = sorted(
-        use for part in loop.body for each in ast.walk(part) if isinstance(each, ast.stmt) for use in _uses(each)
-    )
-    reads = {name for _, use, name in uses if use == _READ}
-    is_set = {name.id for name in _names(loop.target)} if isinstance(loop, ast.For | ast.AsyncFor) else set[str]()
-    before: set[str] = set()
-    for _, use, name in uses:
-        if use == _SET:
-            if name in before:
-                return True
-            is_set.add(name)
-        elif name not in is_set:
-            if use == _CARRIED or (use == _SUMMED and name in reads):
-                return True
-            before.add(name)
-    return False
+def _is_few(iterated: ast.expr) -> bool:
+    """Whether it is a few things: those that the source lists, those of a dictionary, or a small number of turns."""
+    match iterated:
+        case ast.List() | ast.Tuple() | ast.Set() | ast.Dict() | ast.Constant(value=str()):
+            return True
+        case ast.Call(func=ast.Attribute(attr="items" | "keys" | "values")):
+            return True
+        case ast.Call(
+            func=ast.Name(id="range"), args=[ast.Constant(value=int(end))] | [_, ast.Constant(value=int(end))]
+        ):
+            return end < _FEW
+        case ast.Call() if _last_name(iterated) in _WRAPS:
+            return any(_is_few(each) for each in iterated.args)
+        case _:
+            return False
 
 
-_READ, _SUMMED, _CARRIED, _SET = range(4)
-_Use = tuple[tuple[int, int], int, str]
-"""Where a name is used, and how."""
+def _is_of_model(iterated: ast.expr) -> bool:
+    """Whether it is the parts of a model."""
+    return any(_OF_THE_MODEL.fullmatch(_name(node)) for node in ast.walk(iterated))
 
 
-def _uses(statement: ast.stmt) -> Iterator[_Use]:
-    """How a statement uses names, without the statements in it: those that it sets are set where it ends."""
-    nodes = list(_own(statement))
-    local = {name.id for node in nodes if isinstance(node, ast.comprehension) for name in _names(node.target)}
-    header = isinstance(statement, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith)
-    end = statement.end_lineno or 0, statement.end_col_offset or 0
-    summed, counts = _summed(statement)
-    for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
-            whole = ast.unparse(node.func.value)
-            if any(ast.unparse(each) == whole for argument in node.args for each in ast.walk(argument)):
-                yield (node.lineno, node.col_offset), _CARRIED, whole
-        if not isinstance(node, ast.Name | ast.Attribute) or isinstance(node.ctx, ast.Del):
-            continue
-        name, at = ast.unparse(node), (node.lineno, node.col_offset)
-        if name in local:
-            continue
-        if name == summed:
-            if not counts:
-                yield at, _SUMMED, name
-        elif isinstance(node.ctx, ast.Store):
-            yield at if header else end, _SET, name
+def _carries(loop: ast.For | _Comprehension) -> bool:
+    """Whether a turn needs what the one before has computed, such as the state of a recurrent network: it reads what it
+    has not set before, and the loop sets or changes that. A sum (`total = total + loss`) that nothing else reads can be
+    taken of all at once."""
+    targets = [loop.target] if isinstance(loop, ast.For) else [each.target for each in loop.generators]
+    elements = {name.id for target in targets for name in _names(target)}
+    turn = _Turn(elements)
+    if isinstance(loop, ast.For):
+        turn.run(loop.body, set(elements))
+    else:
+        turn.read([*_parts(loop), *(each for made in loop.generators for each in made.ifs)], set(elements))
+    return turn.needs_another()
+
+
+class _Turn:
+    """What one turn of a loop needs of those before it, and what it changes for those after it.
+
+    Both by name: `h`, `self.h`, and `out[i]` if `i` is of the loop, as that is another one in each turn.
+    """
+
+    def __init__(self, elements: set[str]) -> None:
+        self._elements = elements
+        self._needed: set[str] = set()
+        self._changed: set[str] = set()
+
+    def needs_another(self) -> bool:
+        return any(_share(changed, needed) for changed in self._changed for needed in self._needed)
+
+    def run(self, statements: Iterable[ast.stmt], fresh: set[str]) -> None:
+        """Go through statements in their order.
+
+        Args:
+            statements: of the loop, or of one in it.
+            fresh: names that this turn has set; those that are set now in any case are added.
+        """
+        for statement in statements:
+            self._run(statement, fresh)
+
+    def _run(self, statement: ast.AST, fresh: set[str]) -> None:
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                self._assign(targets, value, fresh)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._assign([target], value, fresh)
+            case ast.AugAssign(target=target, op=op, value=value):
+                if not isinstance(op, _SUMS):
+                    self._need(self._place(target), fresh)
+                self._sum(target, [value], fresh)
+            case ast.If(test=test, body=body, orelse=otherwise):
+                self.read([test], fresh)
+                ends = set(fresh), set(fresh)
+                self.run(body, ends[0])
+                self.run(otherwise, ends[1])
+                fresh |= ends[0] & ends[1]
+            case ast.With(items=items, body=body):
+                self.read([each.context_expr for each in items], fresh)
+                for each in items:
+                    self._set(each.optional_vars, fresh)
+                self.run(body, fresh)
+            case _:
+                self._run_in_part(statement, fresh)
+
+    def _run_in_part(self, statement: ast.AST, fresh: set[str]) -> None:
+        """Go through a statement whose parts may not run: what they set is not set after it."""
+        inner = set(fresh)
+        if isinstance(statement, ast.For | ast.AsyncFor):
+            self.read([statement.iter], fresh)
+            self._set(statement.target, inner)
+        for part in ast.iter_child_nodes(statement):
+            if isinstance(part, ast.stmt):
+                self._run(part, inner)
+            elif isinstance(part, ast.ExceptHandler | ast.match_case):
+                self._run_in_part(part, fresh)
+            elif part is not getattr(statement, "target", None):
+                self.read([part], fresh)
+
+    def _assign(self, targets: list[ast.expr], value: ast.expr, fresh: set[str]) -> None:
+        terms = _terms_beside(targets[0], value) if len(targets) == 1 else None
+        if terms is not None:
+            self._sum(targets[0], terms, fresh)
+            return
+        self.read([value], fresh)
+        for target in targets:
+            self._set(target, fresh)
+
+    def _sum(self, target: ast.expr, terms: list[ast.expr], fresh: set[str]) -> None:
+        self.read([*terms, *_indices(target)], fresh)
+        if not all(isinstance(term, ast.Constant) for term in terms):  # else it counts the turns
+            self._change(self._place(target), fresh)
+
+    def _set(self, target: ast.expr | None, fresh: set[str]) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            for each in target.elts:
+                self._set(each, fresh)
+        elif target is not None:
+            self.read(_indices(target), fresh)
+            self._change(self._place(target), fresh)
+            fresh.add(_dotted(target))
+
+    def read(self, expressions: Iterable[ast.AST], fresh: set[str]) -> None:
+        """Go through expressions.
+
+        Args:
+            expressions: they read names, and may call what changes them.
+            fresh: as of `run`.
+        """
+        for node in expressions:
+            self._read(node, fresh)
+
+    def _read(self, node: ast.AST, fresh: set[str]) -> None:
+        if name := _dotted(node) or self._own(node):
+            self._need(name, fresh)
+            self.read(_indices(node), fresh)
+            return
+        match node:
+            case ast.Call(func=func, args=arguments, keywords=keywords):
+                self.read([*arguments, *(each.value for each in keywords)], fresh)
+                self._call(func, fresh)
+                for each in keywords:
+                    if each.arg == "out":
+                        self._change(self._place(each.value), fresh)
+            case ast.NamedExpr(target=target, value=value):
+                self._read(value, fresh)
+                self._set(target, fresh)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                own = fresh | {name.id for each in node.generators for name in _names(each.target)}
+                self.read([*node.generators, *_parts(node)], own)
+            case ast.Lambda(args=arguments, body=body):
+                self._read(body, fresh | {each.arg for each in ast.walk(arguments) if isinstance(each, ast.arg)})
+            case _:
+                self.read(ast.iter_child_nodes(node), fresh)
+
+    def _call(self, function: ast.expr, fresh: set[str]) -> None:
+        """Go through what is called: a method may read all of its object, and `add_` and the like change it."""
+        if not isinstance(function, ast.Attribute):
+            self._read(function, fresh)
+            return
+        place, method = self._place(function.value), function.attr
+        if method in _GROWS:
+            self.read(_indices(function.value), fresh)
         else:
-            yield at, _READ, name
-    if isinstance(statement, ast.Assign) and (name := _set_in_part(statement)):
-        yield end, _CARRIED, name
-    if isinstance(statement, ast.AugAssign) and not isinstance(statement.op, _SUMS):
-        yield end, _CARRIED, ast.unparse(statement.target)
+            self._read(function.value, fresh)
+        if method in _GROWS or (method.endswith("_") and not method.endswith("__")):
+            self._change(place, fresh)
+
+    def _need(self, place: str, fresh: set[str]) -> None:
+        if place and not _is_known(place, fresh):
+            self._needed.add(place)
+
+    def _change(self, place: str, fresh: set[str]) -> None:
+        if place and not _is_known(place, fresh):
+            self._changed.add(place)
+
+    def _place(self, node: ast.AST) -> str:
+        """The name of what a term is, or is a part or a result of; empty: it has none."""
+        if name := _dotted(node) or self._own(node):
+            return name
+        match node:
+            case (
+                ast.Attribute(value=whole)
+                | ast.Subscript(value=whole)
+                | ast.Starred(value=whole)
+                | ast.Call(func=ast.Attribute(value=whole))
+            ):
+                return self._place(whole)
+            case _:
+                return ""
+
+    def _own(self, node: ast.AST) -> str:
+        """`out[i]`, if `i` is of the loop; empty: it is no such element."""
+        if not isinstance(node, ast.Subscript) or not _dotted(node.value):
+            return ""
+        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        is_own = any(isinstance(each, ast.Name) and each.id in self._elements for each in indices)
+        return ast.unparse(node) if is_own else ""
 
 
-def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    todo: list[ast.AST] = [statement]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo += (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.stmt))
+def _terms_beside(target: ast.expr, value: ast.expr) -> list[ast.expr] | None:
+    """The other terms of `total + loss` and `loss + total`, or factors; None: it is no sum with the total."""
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, _SUMS):
+        return None
+    alike = (ast.Mult,) if isinstance(value.op, ast.Mult) else (ast.Add, ast.Sub)
+    terms: list[ast.expr] = []
+    rest: ast.expr = value
+    while isinstance(rest, ast.BinOp) and isinstance(rest.op, alike):
+        terms.append(rest.right)
+        rest = rest.left
+    total = ast.unparse(target)
+    if ast.unparse(rest) == total:
+        return terms
+    is_last = not isinstance(value.op, ast.Sub) and ast.unparse(value.right) == total
+    return [*terms[1:], rest] if is_last else None
+
+
+def _dotted(node: ast.AST) -> str:
+    """`self.h`; empty: it is more than names."""
+    if isinstance(node, ast.Attribute):
+        whole = _dotted(node.value)
+        return f"{whole}.{node.attr}" if whole else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _indices(node: ast.AST) -> list[ast.expr]:
+    return [each.slice for each in ast.walk(node) if isinstance(each, ast.Subscript)]
+
+
+def _share(changed: str, needed: str) -> bool:
+    """Whether two names are of the same, or of a whole and a part of it."""
+    if "[" in changed and changed == needed:
+        return False
+    one, other = f"{changed.partition('[')[0]}.", f"{needed.partition('[')[0]}."
+    return one.startswith(other) or other.startswith(one)
+
+
+def _is_known(place: str, fresh: set[str]) -> bool:
+    """Whether a name, or the whole that it is a part of, is set."""
+    return any(each and f"{place}.".startswith((f"{each}.", f"{each}[")) for each in fresh)
 
 
 def _names(node: ast.AST) -> Iterator[ast.Name]:
     return (each for each in ast.walk(node) if isinstance(each, ast.Name))
-
-
-def _summed(statement: ast.stmt) -> tuple[str, bool]:
-    """The name of the total in `total += loss` and `total = total + loss`, and whether it only counts; empty: none."""
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, _SUMS):
-        name, terms = ast.unparse(statement.target), [statement.value]
-    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        name = ast.unparse(statement.targets[0])
-        terms = _terms(statement.value)
-        others = [each for each in terms if ast.unparse(each) != name]
-        if len(others) == len(terms):
-            return "", False
-        terms = others
-    else:
-        return "", False
-    if any(ast.unparse(node) == name for term in terms for node in ast.walk(term)):
-        return "", False  # `x = x + f(x)`
-    return name, all(isinstance(term, ast.Constant) for term in terms)
-
-
-def _terms(value: ast.expr) -> list[ast.expr]:
-    terms: list[ast.expr] = []
-    while isinstance(value, ast.BinOp) and isinstance(value.op, _SUMS):
-        terms.append(value.right)
-        value = value.left
-    return [*terms, value]
-
-
-def _set_in_part(statement: ast.Assign) -> str:
-    """The name of what is set in part and read in another: `table[i] = f(table[i - 1])`; empty: none."""
-    target = statement.targets[0]
-    if not isinstance(target, ast.Subscript):
-        return ""
-    whole = target.value
-    while isinstance(whole, ast.Subscript):
-        whole = whole.value
-    same = {
-        id(inner)
-        for each in ast.walk(statement.value)
-        if ast.unparse(each) == ast.unparse(target)
-        for inner in ast.walk(each)
-    }
-    name = ast.unparse(whole)
-    others = (
-        each
-        for each in ast.walk(statement.value)
-        if id(each) not in same and isinstance(each, ast.Name | ast.Attribute)
-    )
-    return name if any(ast.unparse(each) == name for each in others) else ""
 
 
 def _name(node: ast.AST) -> str:

@@ -50,7 +50,7 @@ _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 _MODULE: Final = "/torch/nn/modules/module.py"
 _LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
 """Modules without parameters: a loop that calls one for each sample is no loop over layers."""
-_AUTOGRAD: Final = "/torch/autograd/"
+_BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_index|sampler\.py \S*)$")
 """Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
@@ -121,7 +121,7 @@ def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
 
 def loops_may_be_in(frames: Sequence[Frame]) -> list[tuple[Frame, bool]]:
     """Return the frames of the program, the innermost first, and whether what each calls is a module of torch other
-    than a loss.
+    than a loss, as far as it is known which one.
 
     Args:
         frames: the deepest first.
@@ -131,7 +131,7 @@ def loops_may_be_in(frames: Sequence[Frame]) -> list[tuple[Frame, bool]]:
     callee = ""
     for frame in frames:
         if frame.file.endswith(_MODULE):
-            calls_module = calls_module or not _LOSS.fullmatch(callee)
+            calls_module = calls_module or (callee != "" and not _LOSS.fullmatch(callee))
         else:
             callee = frame.file
         if _origin(frame.file)[0] == "program":
@@ -145,7 +145,7 @@ def around_backward(frames: Sequence[Frame]) -> list[Frame]:
     Args:
         frames: the deepest first.
     """
-    engine = max((depth for depth, frame in enumerate(frames) if _AUTOGRAD in frame.file), default=len(frames))
+    engine = max((depth for depth, frame in enumerate(frames) if _BACKWARD.search(frame.file)), default=len(frames))
     return [frame for frame in frames[engine:] if _origin(frame.file)[0] == "program"]
 
 
