@@ -63,7 +63,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], R
             checkpoint_pattern=None,
             nnodes=nnodes,
             nproc=1,
-            replicate=replicate,
+            replicates=replicate and nnodes > 1,
         )
         context: Any = SimpleNamespace(
             spec=spec,
