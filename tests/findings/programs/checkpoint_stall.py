@@ -1,4 +1,7 @@
-"""Twenty-five megabytes are saved every five steps. Repaired: every hundred."""
+"""Twenty-five megabytes are saved every five steps. Repaired: every 400.
+
+A save took 190 ms beside other programs: with every hundredth step the repaired program lost 6 %, and was told so.
+"""
 
 import os
 
@@ -10,7 +13,7 @@ if __name__ == "__main__":
     args = arguments()
     training = Training(model=nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
     state = {"ballast": torch.rand(25 << 18), **training.model.state_dict()}
-    every = 100 if args.repaired else 5
+    every = 400 if args.repaired else 5
     path = os.path.join(os.getcwd(), f"checkpoint-{os.getpid()}.pt")
 
     def save(step: int, loss: torch.Tensor) -> None:
