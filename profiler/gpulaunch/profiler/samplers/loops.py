@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-Loop = ast.For | ast.While | ast.AsyncFor | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+Loop = ast.For | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = _Function | ast.ClassDef
 
@@ -57,12 +56,12 @@ def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int,
     todo: list[tuple[ast.AST, tuple[range, ...], bool]] = [(tree, (), True)]
     while todo:
         node, around, counts = todo.pop()
-        if isinstance(node, ast.Call) and _last_name(node) in _TAKES_ALL:
+        if isinstance(node, ast.Call) and last_name(node) in _TAKES_ALL:
             taken.update(id(each) for each in node.args)
         if isinstance(node, _Scope):
             around, counts = (), not isinstance(node, _Function) or not _hands_out(node)
             found.update(dict.fromkeys(_lines(node), around))
-        elif counts and isinstance(node, ast.For | _Comprehension):
+        elif counts and isinstance(node, Loop):
             is_taken = not isinstance(node, ast.GeneratorExp) or id(node) in taken
             if is_taken and _is_of_elements(node) and not makes_steps(node):
                 around = (*around, _lines(node))
@@ -94,7 +93,7 @@ def _hands_out(function: _Function) -> bool:
     return False
 
 
-def _is_of_elements(loop: ast.For | _Comprehension) -> bool:
+def _is_of_elements(loop: Loop) -> bool:
     """Whether it computes something for each of many elements, none of which needs another one."""
     if sum(1 for _ in islice(ast.walk(loop), _MOST_NODES + 1)) > _MOST_NODES:
         return False
@@ -104,16 +103,16 @@ def _is_of_elements(loop: ast.For | _Comprehension) -> bool:
     return _computes(loop) and not _carries(loop)
 
 
-def _computes(loop: ast.For | _Comprehension) -> bool:
+def _computes(loop: Loop) -> bool:
     """Whether anything in it may be an operation with tensors."""
     nodes = [node for part in _parts(loop) for node in ast.walk(part)]
-    calls = (_last_name(node) for node in nodes if isinstance(node, ast.Call))
+    calls = (last_name(node) for node in nodes if isinstance(node, ast.Call))
     return any(isinstance(node, ast.BinOp | ast.AugAssign) for node in nodes) or any(
         name not in _MOVES for name in calls
     )
 
 
-def _parts(loop: ast.For | _Comprehension) -> list[ast.AST]:
+def _parts(loop: Loop) -> list[ast.AST]:
     match loop:
         case ast.For(body=body):
             return [*body]
@@ -134,7 +133,7 @@ def _is_few(iterated: ast.expr) -> bool:
             func=ast.Name(id="range"), args=[ast.Constant(value=int(end))] | [_, ast.Constant(value=int(end))]
         ):
             return end < _FEW
-        case ast.Call() if _last_name(iterated) in _WRAPS:
+        case ast.Call() if last_name(iterated) in _WRAPS:
             return any(_is_few(each) for each in iterated.args)
         case _:
             return False
@@ -145,7 +144,7 @@ def _is_of_model(iterated: ast.expr) -> bool:
     return any(_OF_THE_MODEL.fullmatch(_name(node)) for node in ast.walk(iterated))
 
 
-def _carries(loop: ast.For | _Comprehension) -> bool:
+def _carries(loop: Loop) -> bool:
     """Whether a turn needs what the one before has computed, such as the state of a recurrent network: it reads what it
     has not set before, and the loop sets or changes that. A sum (`total = total + loss`) that nothing else reads can be
     taken of all at once."""
@@ -377,7 +376,8 @@ def _name(node: ast.AST) -> str:
             return ""
 
 
-def _last_name(call: ast.Call) -> str:
+def last_name(call: ast.Call) -> str:
+    """The name of what is called, without that of its object or module; empty: it has none."""
     if isinstance(call.func, ast.Name):
         return call.func.id
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.profiler.files import regular
-from gpulaunch.profiler.samplers.loops import calls_in, loops_of
+from gpulaunch.profiler.samplers.loops import calls_in, last_name, loops_of
 
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
@@ -125,7 +125,7 @@ def _read(file: str, until_s: float) -> _Source:
                 source.calls.setdefault(line, ast.unparse(node.func)[:_MOST_NAME])
         if isinstance(node, ast.Call) and _called(node, everything) in _EXCUSED:
             source.excused.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        if isinstance(node, ast.Call) and _last_name(node) in _ANOMALY and not _is_off(node):
+        if isinstance(node, ast.Call) and last_name(node) in _ANOMALY and not _is_off(node):
             source.detects_anomaly = source.detects_anomaly or node.lineno
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node, steps))
@@ -189,7 +189,7 @@ def _makes_step(call: ast.Call, steps: Set[str]) -> bool:
 
 
 def _calls_backward(node: ast.AST) -> bool:
-    return any(isinstance(each, ast.Call) and _method(each) in _BACKWARD for each in ast.walk(node))
+    return any(_method(call) in _BACKWARD for call in calls_in(node))
 
 
 def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
@@ -209,10 +209,6 @@ def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
     }
     last = max((node.end_lineno or 0 for node in loop.body), default=0)
     yield from (line for line in range(backward + 1, last + 1) if line not in needed)
-
-
-def _last_name(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else _method(call)
 
 
 def _is_off(call: ast.Call) -> bool:
