@@ -142,7 +142,7 @@ EVALUATES = """
 """
 
 
-WORKS = "sum(range(100_000)), time.sleep(0.003)"
+WORKS = "sum(range(100_000)), time.sleep(0.01)"
 
 
 @pytest.mark.waits

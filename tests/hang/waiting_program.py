@@ -26,7 +26,8 @@ BATCH = 4
 RETRY_S = (4, 8, 16, 32)  # 60 s in all
 WAIT_S = 240
 SIMULATOR = f"import sys, time; time.sleep({WAIT_S}); sys.stdout.write('rollouts'); sys.stdout.flush()"
-COMPILER = "import time; end = time.time() + 70\nwhile time.time() < end: pass"
+# Where others have the cores, a compiler gets a quarter of one.
+COMPILER = "import time; end = time.time() + 70\nwhile time.time() < end: sum(range(200_000)), time.sleep(0.015)"
 
 
 class Remote(Dataset):
