@@ -66,7 +66,7 @@ test: lint
 	  && $(PYTEST) -n 1 -m "$(TOGETHER)" --last-failed --last-failed-no-failures none \
 	  $(call junit,together-again); } || failed=1; \
 	$(if $(TESTS_LIVE),mkdir -p build; $(LIVE) $(call junit,live) >build/live.log 2>&1 & live=$$!; live_again=;) \
-	again=; $(PYTEST) -m light -n $(TESTS_AT_ONCE) $(call junit,light) || again=1; \
+	again=; $(PYTEST) -m light -n $(TESTS_AT_ONCE) --dist worksteal $(call junit,light) || again=1; \
 	$(if $(TESTS_LIVE),wait $$live || live_again=1; cat build/live.log;) \
 	[ -z "$$again" ] || $(PYTEST) -m light -n 1 --last-failed $(call junit,again) || failed=1; \
 	$(if $(TESTS_LIVE),[ -z "$$live_again" ] || $(LIVE) $(call junit,live-again) || failed=1;) \

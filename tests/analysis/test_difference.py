@@ -210,3 +210,15 @@ def test_the_trend_is_handed_on(node: Node) -> None:
     (rank,) = between(node.look(), node.train(5), memory={0: (point,)}).ranks
 
     assert rank.memory == (point,)
+
+
+def test_samples_of_lines_are_those_of_the_window_and_those_of_loops_of_the_whole_run(node: Node) -> None:
+    """What shows that a loop makes no steps comes late, and then says so of all of its samples."""
+    line, loop = (0, "train.py:8"), (0, "train.py:20")
+    before = replace(node.look(), samples={0: 50}, calling={line: 10}, before_backward={0: 30}, looping={loop: 20})
+    after = replace(node.train(5), samples={0: 90}, calling={line: 25}, before_backward={0: 55}, looping={loop: 44})
+
+    (rank,) = between(before, replace(after, loop_ends={loop: 23, (1, "train.py:20"): 99})).ranks
+
+    assert (rank.samples, rank.calling) == (40, {"train.py:8": 15})
+    assert (rank.before_backward, rank.looping, rank.loop_ends) == (55, {"train.py:20": 44}, {"train.py:20": 23})
