@@ -619,8 +619,19 @@ def test_the_first_epoch_has_to_start_its_workers_and_persistent_ones_stay() -> 
 
 @pytest.mark.parametrize(
     ("fetching_lines", "line"),
-    [({"data.py:30": 5, "data.py:31": 1}, 30), ({"data.py:30": 3}, 41), ({"data.py:30": 4, "data.py:31": 3}, 41)],
-    ids=["most", "few samples", "spread over many lines"],
+    [
+        ({"data.py:30": 5, "data.py:31": 1}, 30),
+        ({"data.py:30": 3}, 41),
+        ({"data.py:30": 4, "data.py:31": 3}, 41),
+        ({"data.py:70": 12, "data.py:60": 12, "data.py:30": 10, "data.py:31": 4}, 30),
+        ({"data.py:70": 12, "data.py:30": 12}, 30),
+        ({"data.py:70": 12, "data.py:31": 8, "data.py:32": 4}, 70),
+        ({"data.py:30": 7, "data.py:31": 6}, 30),
+    ],
+    ids=[
+        *("most", "few samples", "spread over many lines", "what it calls holds nearly all", "or all"),
+        *("what it calls is spread", "lines that do not call each other"),
+    ],
 )
 def test_a_slow_transform_is_at_the_line_that_holds_the_fetches(fetching_lines: dict[str, int], line: int) -> None:
     slow = starved(cores=1.5)

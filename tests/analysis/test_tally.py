@@ -69,11 +69,12 @@ def test_a_main_thread_that_does_not_train_holds_no_steps() -> None:
 def test_fetches_of_workers_are_counted_apart() -> None:
     tally = Tally()
     tally.add(0, "data_wait")
-    for at, calls in (("data.py:30", "decode"), ("data.py:30", "decode"), ("", "")):
-        tally.add_fetch(0, at, calls)
+    for lines in ({"data.py:30": "decode"}, {"data.py:30": "decode", "data.py:50": ""}, {}):
+        tally.add_fetch(0, lines)
 
     assert (tally.samples, tally.fetches) == ({0: 1}, {0: 3})
-    assert (tally.calling, tally.fetching, tally.calls) == ({}, {(0, "data.py:30"): 2}, {(0, "data.py:30"): "decode"})
+    assert (tally.calling, tally.fetching) == ({}, {(0, "data.py:30"): 2, (0, "data.py:50"): 1})
+    assert tally.calls == {(0, "data.py:30"): "decode", (0, "data.py:50"): ""}
 
 
 def test_a_line_is_told_with_the_function_that_it_mostly_calls() -> None:

@@ -31,6 +31,8 @@ TOLD = {
     "a sum by key": "for x in xs:\n    total['loss'] += f(x)",
     "many turns": "for i in range(0, n, 2):\n    losses.append(f(x[i]))",
     "a row on one line": "y = stack([f(x) for x in xs]) + sum(self.g(x) for x in xs)",
+    "parts that begin where others end": "for n in sizes:\n    losses.append(f(x[start : start + n]))\n    start += n",
+    "parts and their ends": "for n in sizes:\n    end = start + n\n    losses.append(f(x[start:end]))\n    start = end",
     "a method": "for i in range(n):\n    losses.append(self.loss(found[i], meant[i]))",
 }
 LEFT_OUT = {
@@ -41,6 +43,9 @@ LEFT_OUT = {
     "layers that are added": "for layer in layers:\n    x += layer(x)",
     "a power": "for each in x:\n    y @= f(each)",
     "a movement": "for _ in range(9):\n    place = place + speed\n    speed = speed + force(place)",
+    "a chain": "for _ in xs:\n    out.append(f(x[i]))\n    i = after[i]",
+    "a time": "for n in sizes:\n    t = t + n\n    h = f(h, x[t])",
+    "a position that is computed with": "for n in sizes:\n    t = t + n\n    out.append(g(x[t], t))",
     "a table": "for i in range(1, n):\n    d[i] = minimum(d[i - 1], cost[i])",
     "a list of states": "for t in range(9):\n    states.append(f(states[-1], x[t]))",
     "steps of an inner loop": "for _ in range(3):\n    fast = [p - r * g for p, g in zip(fast, grads)]",

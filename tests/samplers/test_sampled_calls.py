@@ -97,7 +97,7 @@ def test_a_stack_without_the_program_has_no_call() -> None:
         ((MAIN, TRAIN, Frame("rearrange", f"{PACKAGES}/einops/einops.py", 600)), False),  # a loss or a layer, maybe
         ((MAIN, TRAIN, Frame("step", f"{PACKAGES}/gymnasium/vector/sync_vector_env.py", 9)), False),
         ((MAIN, TRAIN, MODULE, LAYER), False),
-        ((MAIN, TRAIN, MODULE, LAYER, Frame("resize", f"{PACKAGES}/cv2/__init__.py", 3)), False),
+        ((MAIN, TRAIN, MODULE, LAYER, Frame("resize", f"{PACKAGES}/cv2/__init__.py", 3)), True),
         ((MAIN, TRAIN, MODULE, LAYER, DEEPCOPY), True),
         ((MAIN, TRAIN, Frame("PreTrainedTokenizer.encode", f"{PACKAGES}/transformers/tokenization_utils.py", 3)), True),
         ((MAIN, TRAIN, Frame("call", "/tmp/torchinductor_me/ab/cab.py", 88)), False),

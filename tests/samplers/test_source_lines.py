@@ -42,6 +42,9 @@ def train(loader, model, average):
             rows = sorted(
                 history
             )
+            best = sorted(x, key=attrgetter("error"), reverse=True)
+            last = sorted(x, key=lambda each: -each[0].age)
+            odd = sorted(x, key=lambda each: each.loss.item())
             print(loss)
             total += loss.item()
         validate(model)
@@ -81,18 +84,21 @@ def test_functions_of_imported_modules_and_slow_builtins_are_named(program: Path
         "rows = sorted(": "builtins.sorted",
         "history": "builtins.sorted",
         ")": "builtins.sorted",
+        'best = sorted(x, key=attrgetter("error"), reverse=True)': "builtins.sorted",
+        "last = sorted(x, key=lambda each: -each[0].age)": "builtins.sorted",
     }
 
 
 def test_what_a_loop_does_after_backward_is_told_apart(program: Path) -> None:
     sources = SourceLines()
-    after = {number for number in range(1, 60) if sources.is_after_backward(str(program), number)}
+    after = {number for number in range(1, 70) if sources.is_after_backward(str(program), number)}
 
     assert {PROGRAM.splitlines()[number - 1].strip() for number in after} == {
         "average.update(model)",
         *("log.write(", '"step"', ")", "os.fsync(log.fileno())", "np.linalg.svd(", "x"),
         *("time.sleep(1)", "sha256(x)", "topk(x, 5)", "validate(model)", "keep(fake)", "print(loss)"),
         *("np.save(path, x.cpu())", "value = np.sqrt(x + 1) * math.sqrt(2)", "rows = sorted(", "history"),
+        *('best = sorted(x, key=attrgetter("error"), reverse=True)', "last = sorted(x, key=lambda each: -each[0].age)"),
     }
 
 

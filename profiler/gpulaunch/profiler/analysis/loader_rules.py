@@ -17,6 +17,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     EPOCHS,
     HANDOVER,
     HOLDS_FETCHES,
+    INNER_LINE,
     LOST,
     LOST_MEASURED,
     SAMPLES_OF_A_LINE,
@@ -121,13 +122,18 @@ def _is_transform(supply: LoaderModel, step_s: float) -> bool:
 
 
 def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, float | str]]:
-    """The line of the dataset or of what collates that holds most of the sampled fetches of all ranks, if one does."""
+    """The line of the dataset or of what collates that holds most of the sampled fetches of all ranks, if one does: of
+    those that call each other the innermost that holds nearly as much."""
     fetching = Counter[str]()
     for rank in ranks:
         fetching.update(rank.fetching)
     fetches = sum(rank.fetches for rank in ranks)
     line = max(fetching, key=fetching.__getitem__, default="")
-    count = fetching.get(line, 0)
+    most = fetching[line]
+    # Two lines that together have more samples than there are share some: one calls the other. The outermost came first.
+    inner = [each for each, n in fetching.items() if n >= INNER_LINE.value * most and n + most > fetches]
+    line = min(reversed(inner), key=fetching.__getitem__, default=line)
+    count = fetching[line]
     if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:
         return None, {}
     call = next((rank.calls[line] for rank in ranks if rank.calls.get(line)), "")

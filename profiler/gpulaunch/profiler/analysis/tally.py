@@ -152,18 +152,18 @@ class Tally:
         thread hold no steps. A single one may be a stack that was misread."""
         self._elsewhere[rank] += 1
 
-    def add_fetch(self, rank: int, at: str = "", calls: str = "", *, is_locked: bool = False) -> None:
+    def add_fetch(self, rank: int, lines: Mapping[str, str], *, is_locked: bool = False) -> None:
         """Count a sample of a worker of a rank inside a fetch.
 
         Args:
             rank: the rank.
-            at: `path:line` of the program's dataset or collate function; empty: it has none of its own.
-            calls: the function that the line calls; empty: it is not known.
+            lines: `path:line` of the program's dataset or collate function and of what they call, the outermost first,
+                and the function that each calls; "" where it is not known.
             is_locked: the worker waits for a lock that several processes share.
         """
         self._fetches[rank] += 1
         self._locked[rank] += is_locked
-        if at:
+        for at, calls in lines.items():
             self._fetching.add((rank, at), calls)
 
     @property

@@ -151,6 +151,12 @@ HOLDS_FETCHES: Final = Limit(
     unit="share",
     why="of the samples inside fetches; a loop of a transform spreads over two or three lines",
 )
+INNER_LINE: Final = Limit(
+    name="inner line of the fetches",
+    value=0.8,
+    unit="share",
+    why="of the samples of the line that calls it; with less, other lines of the function take part",
+)
 EPOCHS: Final = Limit(
     name="epochs", value=2, unit="epochs", why="the workers of a single one have to be started in any case"
 )

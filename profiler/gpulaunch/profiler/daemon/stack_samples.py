@@ -74,15 +74,15 @@ class StackSamples:
         """Take a sample of a dataloader worker of a rank, the deepest frame first; one that is idle does not count."""
         if (fetch := below_fetch(frames)) is None:
             return
-        line = next(iter(lines_of_program(fetch)), None)
-        if line is None:
-            self.tally.add_fetch(place.rank)
-            return
-        inner = call_of(fetch)
-        name = line.name or (inner.name if inner is not None else "") or self._sources.call(line.file, line.line)
-        in_c = "" if inner is None else self._sources.call(inner.file, inner.line)
-        is_locked = waits_for_lock(fetch) or in_c in _LOCKS
-        self.tally.add_fetch(place.rank, self._shown(place, line.file, line.line), name, is_locked=is_locked)
+        lines = lines_of_program(fetch)
+        if (inner := call_of(fetch)) is not None:
+            in_c = self._sources.call(inner.file, inner.line)
+            lines[-1] = replace(lines[-1], name=inner.name or in_c)
+            is_locked = waits_for_lock(fetch) or in_c in _LOCKS
+        else:
+            is_locked = False
+        calls = {self._shown(place, line.file, line.line): line.name for line in lines}
+        self.tally.add_fetch(place.rank, calls, is_locked=is_locked)
 
     def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import islice
 from typing import Final
 
@@ -21,6 +22,8 @@ _MOST_NODES: Final = 2000
 """Of the tree of a loop: longer ones are not read."""
 _FEW: Final = 9
 """Turns that are no batch, but the heads or scales of a model."""
+_COUNTS: Final = (ast.Name, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.expr_context)
+"""What a position is made of."""
 _SUMS: Final = (ast.Add, ast.Sub, ast.Mult)
 """What may be done with all at once, in any order."""
 _WRAPS: Final = frozenset({"enumerate", "zip", "reversed", "sorted", "list", "tuple", "tqdm"})
@@ -155,7 +158,36 @@ def _carries(loop: Loop) -> bool:
         turn.run(loop.body, set(elements))
     else:
         turn.read([*_parts(loop), *(each for made in loop.generators for each in made.ifs)], set(elements))
-    return turn.needs_another()
+    return turn.needs_another(_positions(loop))
+
+
+def _positions(loop: Loop) -> set[str]:
+    """Names that only say where the elements of a turn begin or end, such as `start` of `scores[start : start + size]`
+    and `start += size`: the turns need each other to count, not to compute."""
+    nodes = list(ast.walk(loop))
+    made: dict[str, list[ast.expr]] = {}
+    set_once = Counter(name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                made.setdefault(name, []).append(value)
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=value):
+                made.setdefault(name, []).append(value)
+    found = {
+        name
+        for name, values in made.items()
+        if len(values) == set_once[name] and all(isinstance(each, _COUNTS) for of in values for each in ast.walk(of))
+    }
+    indices = {id(name) for node in nodes if isinstance(node, ast.Subscript) for name in _names(node.slice)}
+    while True:
+        counted = {id(name) for of in found for value in made[of] for name in _names(value)}
+        read = {
+            name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)
+            and id(name) not in indices | counted
+        }  # fmt: skip
+        if not found & read:
+            return found
+        found -= read
 
 
 class _Turn:
@@ -169,8 +201,10 @@ class _Turn:
         self._needed: set[str] = set()
         self._changed: set[str] = set()
 
-    def needs_another(self) -> bool:
-        return any(_share(changed, needed) for changed in self._changed for needed in self._needed)
+    def needs_another(self, positions: Set[str]) -> bool:
+        """Whether it needs one, other than for these names."""
+        needed = self._needed - positions
+        return any(_share(changed, each) for changed in self._changed for each in needed)
 
     def run(self, statements: Iterable[ast.stmt], fresh: set[str]) -> None:
         """Go through statements in their order.

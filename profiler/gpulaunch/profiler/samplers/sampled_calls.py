@@ -204,7 +204,7 @@ def is_outside_compute(call: Call, phase: str) -> bool:
     if call.origin == "torch":
         return call.name.rpartition(".")[2] in _TORCH_CALLS
     is_of_host = call.origin == "package" and _ON_THE_HOST.fullmatch(call.name) is not None
-    return is_of_host and not call.within_torch and not call.in_model
+    return is_of_host and not call.within_torch
 
 
 def trains_elsewhere(phase: str, frames: Sequence[Frame]) -> bool:

@@ -31,6 +31,9 @@ _ON_THE_HOST: Final = frozenset(
 """Methods of objects, of tokenizers, databases and files, that no model has."""
 _ARGUMENTS: Final = (ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.keyword, ast.expr_context)
 """What may be in the arguments of a call that is named: nothing that computes or waits itself."""
+_KEY: Final = (*_ARGUMENTS, ast.Lambda, ast.arguments, ast.arg, ast.Subscript, ast.Tuple, ast.UnaryOp, ast.USub)
+"""What may be in a `lambda` that only picks a part of an element, such as what `sorted` sorts by."""
+_PICKS: Final = frozenset({"attrgetter", "itemgetter"})
 _OF_A_STEP: Final = frozenset(
     {
         *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
@@ -152,12 +155,17 @@ def _only_call(statement: ast.stmt) -> ast.Call | None:
     call = statement.value
     if not isinstance(call, ast.Call):
         return None
-    inner = (node for argument in (*call.args, *call.keywords) for node in ast.walk(argument))
-    return call if all(isinstance(node, _ARGUMENTS) or _is_fileno(node) for node in inner) else None
+    return call if all(map(_takes_no_time, (*call.args, *call.keywords))) else None
 
 
-def _is_fileno(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and not node.args and _method(node) == "fileno"
+def _takes_no_time(argument: ast.AST) -> bool:
+    if isinstance(argument, ast.keyword) and isinstance(argument.value, ast.Lambda):
+        return all(isinstance(node, _KEY) for node in ast.walk(argument.value))
+    return all(isinstance(node, _ARGUMENTS) or _is_cheap(node) for node in ast.walk(argument))
+
+
+def _is_cheap(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and (last_name(node) in _PICKS or (not node.args and _method(node) == "fileno"))
 
 
 def _called(call: ast.Call, modules: dict[str, str]) -> str:
