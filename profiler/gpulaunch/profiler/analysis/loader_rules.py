@@ -130,7 +130,7 @@ def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, flo
     fetches = sum(rank.fetches for rank in ranks)
     line = max(fetching, key=fetching.__getitem__, default="")
     most = fetching[line]
-    # Two lines that together have more samples than there are share some: one calls the other. The outermost came first.
+    # Two lines with more samples together than there are share some: one calls the other. The outer one came first.
     inner = [each for each, n in fetching.items() if n >= INNER_LINE.value * most and n + most > fetches]
     line = min(reversed(inner), key=fetching.__getitem__, default=line)
     count = fetching[line]

@@ -173,6 +173,8 @@ def _positions(loop: Loop) -> set[str]:
                 made.setdefault(name, []).append(value)
             case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=value):
                 made.setdefault(name, []).append(value)
+            case _:
+                pass
     found = {
         name
         for name, values in made.items()
@@ -181,10 +183,8 @@ def _positions(loop: Loop) -> set[str]:
     indices = {id(name) for node in nodes if isinstance(node, ast.Subscript) for name in _names(node.slice)}
     while True:
         counted = {id(name) for of in found for value in made[of] for name in _names(value)}
-        read = {
-            name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)
-            and id(name) not in indices | counted
-        }  # fmt: skip
+        loads = (name for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load))
+        read = {name.id for name in loads if id(name) not in indices | counted}
         if not found & read:
             return found
         found -= read
