@@ -68,7 +68,7 @@ def standing(root: Path, of_rank: str, caller: Frame) -> dict[str, Finding]:
     place = RankPlace(rank=0, local_rank=0, pid=100)
     for second in range(30):
         node.ranks[0].sites = (site("item", of_rank, count=10 * second, blocked_ns=10 * second * 50_000_000),)
-        findings.add_stack(place, "other", (LOGGING, caller))
+        findings.add_stack(place, "other", (LOGGING, caller), True)
         told = findings.look(node.train(1.0, sync=50.0).state)
     return {each.rule: each for each in told}
 

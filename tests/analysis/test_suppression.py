@@ -878,3 +878,11 @@ def test_double_precision_that_is_asked_for_is_left_alone() -> None:
     assert rules(window(rank(facts=facts(precision=meant)))) == []
     assert rules(window(rank(facts=facts(precision={**meant, "optimizer": "Adam"})))) == ["float64-parameters"]
     assert rules(window(rank(facts=facts(precision={**meant, "optimizer": "Adam", "autocast": "bfloat16"})))) == []
+
+
+@pytest.mark.parametrize(("call", "told"), [("Python code", ["hot-line"]), ("accuracy", [])])
+def test_on_a_gpu_a_line_is_told_that_computes_with_no_tensor(call: str, told: list[str]) -> None:
+    """Another one may wait for the GPU."""
+    line = {"samples": 20, "calling": {"train.py:88": 15}, "calls": {"train.py:88": call}}
+
+    assert rules(window(rank(**line))) == told

@@ -44,6 +44,7 @@ def train(loader, model, average):
             )
             best = sorted(x, key=attrgetter("error"), reverse=True)
             last = sorted(x, key=lambda each: -each[0].age)
+            seen = sha256(x.detach().numpy().tobytes()).hexdigest()
             odd = sorted(x, key=lambda each: each.loss.item())
             print(loss)
             total += loss.item()
@@ -86,6 +87,7 @@ def test_functions_of_imported_modules_and_slow_builtins_are_named(program: Path
         ")": "builtins.sorted",
         'best = sorted(x, key=attrgetter("error"), reverse=True)': "builtins.sorted",
         "last = sorted(x, key=lambda each: -each[0].age)": "builtins.sorted",
+        "seen = sha256(x.detach().numpy().tobytes()).hexdigest()": "hashlib.sha256",
     }
 
 
@@ -99,6 +101,7 @@ def test_what_a_loop_does_after_backward_is_told_apart(program: Path) -> None:
         *("time.sleep(1)", "sha256(x)", "topk(x, 5)", "validate(model)", "keep(fake)", "print(loss)"),
         *("np.save(path, x.cpu())", "value = np.sqrt(x + 1) * math.sqrt(2)", "rows = sorted(", "history"),
         *('best = sorted(x, key=attrgetter("error"), reverse=True)', "last = sorted(x, key=lambda each: -each[0].age)"),
+        "seen = sha256(x.detach().numpy().tobytes()).hexdigest()",
     }
 
 

@@ -216,3 +216,48 @@ def test_a_loop_that_is_computed_again_in_backward_makes_no_steps(looping) -> No
     samples.add(place, "forward", [Frame("step", program, 20)])
 
     assert samples.tally.looping == {(0, f"{program}:8"): 1}
+
+
+@pytest.mark.parametrize(
+    ("phase", "line", "inside", "held", "told"),
+    [
+        ("other", 2, [], [True] * 20, 20),
+        ("forward", 2, [], [True] * 20, 20),
+        ("other", 2, [], [True] * 15, 0),
+        ("other", 2, [], [True] * 10 + [False] + [True] * 20, 0),
+        ("other", 2, [], [True] * 60 + [False] + [True] * 9, 69),
+        ("other", 2, [], [None] * 20, 0),
+        ("other", 2, [Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)], [True] * 20, 0),
+        ("backward", 2, [], [True] * 20, 0),
+        ("other", 3, [], [True] * 20, 0),
+    ],
+    ids=[
+        *("Python", "before backward", "few samples", "tensors", "another thread asked", "not known", "in the model"),
+        *("in backward", "collects on purpose"),
+    ],
+)
+def test_a_line_that_always_holds_the_gil_computes_with_no_tensor(
+    tmp_path: Path, phase: str, line: int, inside: list[Frame], held: list[bool | None], told: int
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import gc\nscores = [score(each) for each in seen if each.age]\ngc.collect()\n")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for holds_gil in held:
+        stack = [Frame("rank", str(program), line), *inside, Frame("<module>", str(tmp_path / "main.py"), 9)]
+        samples.add(place, phase, stack, holds_gil)
+
+    assert samples.tally.calling == ({(0, f"{program}:2"): told} if told else {})
+    assert samples.tally.samples == {0: len(held)}
+
+
+def test_a_line_without_tensors_is_told_in_the_place_of_the_one_that_calls_it(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("while True:\n    loss.backward()\n    note(x)\ndef note(x):\n    seen.insert(0, x)\n")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    calling: list[dict[tuple[int, str], int]] = []
+    for _ in range(17):
+        stack = [Frame("note", str(program), 5), Frame("<module>", str(program), 3)]
+        samples.add(place, "other", stack, True)
+        calling.append(dict(samples.tally.calling))
+
+    assert calling[14:] == [{(0, f"{program}:3"): 15}, {(0, f"{program}:5"): 16}, {(0, f"{program}:5"): 17}]

@@ -116,6 +116,29 @@ def test_it_reads_what_pyspy_reads(start: Start, program: str) -> None:
     assert own.look(child) == look  # from what it remembers
 
 
+@pytest.mark.parametrize(
+    ("program", "held"),
+    [
+        ("print('ready', flush=True)\nwhile True: sum(range(1000))", 1.0),
+        ("stay()", 0.0),
+        ("import zlib\nmuch = bytes(1 << 24)\nprint('ready', flush=True)\nwhile True: zlib.crc32(much)", 0.0),
+        ("threading.Thread(target=stay, daemon=True).start()\nwhile True: sum(range(1000))", 1.0),
+        ("print('ready', flush=True)\nthreading.Thread(target=sum, args=[iter(int, 1)]).start()\nstay()", 0.0),
+    ],
+    ids=["Python", "sleeps", "C without the GIL", "beside a thread that sleeps", "sleeps beside a thread of Python"],
+)
+def test_it_knows_whether_the_main_thread_holds_the_gil(start: Start, program: str, held: float) -> None:
+    pid = start(*python(program))
+    own = Peek(Nobody())
+    looks: list[bool | None] = []
+    for _ in range(30):
+        time.sleep(0.01)
+        looks.append(own.look(pid).holds_gil)
+
+    assert looks.count(True) / len(looks) == pytest.approx(held, abs=0.1)
+    assert PySpy().look(pid).holds_gil in (True, False)
+
+
 def test_a_process_that_never_stands_still_is_read(start: Start) -> None:
     """Every stack is one that there can be; hardly any is torn beyond repair."""
     calls = "def a(n):\n  return b(n) + 1\ndef b(n):\n  return c(n) + 1\ndef c(n):\n  return sum(map(d, range(n)))\n"
@@ -243,9 +266,9 @@ def test_the_layout_of_this_python_is_found_and_believed() -> None:
 LAYOUT = find_layout()
 
 
-@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(LAYOUT) if each.name != "none"])
+@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(LAYOUT) if each.name not in ("none", "gil")])
 def test_an_offset_that_is_wrong_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is not believed, and the other is asked. `none` is used from 3.13 on only."""
+    """Then it is not believed, and the other is asked. `none` is used from 3.13 on only; `gil` is not of a stack."""
     right = getattr(LAYOUT, name)
     wrong = "00:00 0" if name == "mapped" else (right[0] + 64, *right[1:]) if name == "current" else right + 64
     monkeypatch.setattr(peek, "find_layout", lambda: replace(LAYOUT, **{name: wrong}))

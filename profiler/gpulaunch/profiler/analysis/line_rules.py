@@ -16,6 +16,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
+from gpulaunch.profiler.analysis.tally import PYTHON
 from gpulaunch.profiler.analysis.thresholds import (
     GRAPH_NODES,
     LOOP_SHARE,
@@ -78,7 +79,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            computes = "." not in call  # with tensors, in a line or function of the program
+            computes = "." not in call and call != PYTHON  # with tensors, in a line or function of the program
             if computes and (rank.gpu is not None or found.seconds_per_step < LOST.value * rank.step_s):
                 continue  # the host may be waiting for its GPU
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)

@@ -333,15 +333,16 @@ RULES: Final = (
         id="hot-line",
         judge=line_rules.hot_line,
         problem="A line of the program holds a part of every step, outside of the model's compute.",
-        evidence="Stack samples of the training thread show one line in a call of Python's library or of a package, or "
-        "in a function of the program that its loop calls after `backward`. The evidence names the call.",
+        evidence="Stack samples of the training thread show one line in a call of Python's library or of a package, in "
+        "a function of the program that its loop calls after `backward`, or always with the GIL: torch releases it for "
+        "each operation, so that line computes in Python or in C without tensors. The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time. "
         "A bound, if the line computes with tensors: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
-        "call is of a package that may compute with tensors, is a part of the model or contains the training loop; the "
-        "main thread is not the one that trains; or there are few samples so far.",
+        "call is of a package that may compute with tensors or contains the training loop; the line is the model's and "
+        "calls no library; the main thread is not the one that trains; or there are few samples so far.",
         limits=(
             thresholds.LOST_MEASURED,
             thresholds.LOST,

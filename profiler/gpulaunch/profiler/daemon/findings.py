@@ -34,9 +34,9 @@ class Findings:
         self._cpu_nodes: Mapping[int, frozenset[int]] = {}
         self._nodes_in = 0
 
-    def add_stack(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
+    def add_stack(self, place: RankPlace, phase: str, frames: Sequence[Frame], holds_gil: bool | None) -> None:
         """Take a stack sample of a rank, the deepest frame first. Any thread may call it, but one at a time."""
-        self._stacks.add(place, phase, frames)
+        self._stacks.add(place, phase, frames, holds_gil)
 
     def add_worker_stack(self, place: RankPlace, frames: Sequence[Frame]) -> None:
         """Take a stack sample of a dataloader worker of a rank; as `add_stack`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.profiler.analysis.tally import RankLoop, Tally
+from gpulaunch.profiler.analysis.tally import PYTHON, RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
@@ -44,13 +44,14 @@ class StackSamples:
         self._root = str(root)
         self._sources = SourceLines()
 
-    def add(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
+    def add(self, place: RankPlace, phase: str, frames: Sequence[Frame], holds_gil: bool | None = None) -> None:
         """Take a sample of a rank's main thread.
 
         Args:
             place: the rank.
             phase: of `samplers.phases`.
             frames: the deepest first.
+            holds_gil: whether the thread held the GIL; None: not known.
         """
         if trains_elsewhere(phase, frames):
             self.tally.trains_elsewhere(place.rank)
@@ -61,7 +62,7 @@ class StackSamples:
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
             self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
-        elif innermost is None or (call := self._outside_compute(innermost, phase, frames)) is None:
+        elif innermost is None or (call := self._call_told(place, innermost, phase, frames, holds_gil)) is None:
             saves = phase in _BETWEEN and in_save(frames)
             self.tally.add(place.rank, phase, saves=saves)
             if not saves:
@@ -110,6 +111,26 @@ class StackSamples:
             if self._sources.is_after_backward(line.file, line.line):
                 return line
         return in_callback(frames)
+
+    def _call_told(
+        self, place: RankPlace, innermost: Call, phase: str, frames: Sequence[Frame], holds_gil: bool | None
+    ) -> Call | None:
+        """Return the call outside of the model's compute that a stack is in, or a line that computes with no tensor.
+
+        No stack shows what is written in C. But torch lets go of the GIL for each operation, so a line that always has
+        it has none; a line further out says less.
+        """
+        call = self._outside_compute(innermost, phase, frames)
+        is_bare = innermost.origin == "program" and not innermost.in_model and phase in (*_BETWEEN, "forward")
+        if holds_gil is None or not is_bare or (call is not None and call.name and call.line == innermost.line):
+            return call
+        if self._sources.is_excused(innermost.file, innermost.line):
+            return call
+        at = self._shown(place, innermost.file, innermost.line)
+        instead = "" if call is None else self._shown(place, call.file, call.line)
+        if self.tally.has_no_tensors(place.rank, at, holds_gil=holds_gil, instead=instead):
+            return replace(innermost, name=PYTHON)
+        return call
 
     def _add_loops(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
         """Count the loops of the program that a sample of a step is in, by their first lines."""

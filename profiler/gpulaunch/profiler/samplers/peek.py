@@ -114,9 +114,10 @@ class Peek:
                 try:
                     if not (base := self._base_of(pid, self._layout)):
                         break
+                    holds_gil = _holds_gil(pid, base, self._layout)
                     frames = tuple(self._frames(pid, base, self._layout))
                     if self._is_whole(pid, frames):
-                        return Look(frames=frames)
+                        return Look(frames=frames, holds_gil=holds_gil)
                     failed = "own reader: its stack could not be read in one piece"
                     time.sleep(_PAUSE_S)  # a process that waits for a core stays where it is
                     continue
@@ -227,6 +228,14 @@ class Peek:
             frame = Frame(name=function.name, file=function.file, line=line)
             self._known[key] = None if frame.file == _SHIM else frame
         return self._known[key]
+
+
+def _holds_gil(pid: int, base: int, layout: Layout) -> bool | None:
+    """Whether the main thread holds the GIL; None: not known."""
+    if layout.gil is None:
+        return None
+    holder, is_held = struct.unpack("@Qi", read_memory(pid, base + layout.runtime + layout.gil, 12))
+    return bool(is_held == 1 and holder == _main_thread(pid, base, layout))
 
 
 def _main_thread(pid: int, base: int, layout: Layout) -> int:

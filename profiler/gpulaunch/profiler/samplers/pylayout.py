@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import struct
 import sys
@@ -70,6 +71,9 @@ class Layout:
     """Of the characters of an ASCII string."""
     bytes_length: int
     bytes_data: int
+    gil: int | None
+    """From `_PyRuntime`, of the pointer to the last thread that held the GIL; whether it is held follows. None: it was
+    not found."""
 
 
 # -- memory
@@ -227,7 +231,23 @@ def _look(inner: types.FrameType) -> Layout:
         str_data=text_memory.index(text.encode()),
         bytes_length=_find(id(data) + 16, 32, len(data)) + 16,
         bytes_data=data_memory.index(data),
+        gil=_gil(runtime, interpreter),
     )
+
+
+def _gil(runtime: int, interpreter: int) -> int | None:
+    """The GIL's state is in the runtime, since 3.12 in the interpreter: the interval after which it is asked for, then
+    its last holder, then whether it is held. None: nothing looks like it, or several do."""
+    interval_us, holder = round(1e6 * sys.getswitchinterval()), _call("PyThreadState_Get")
+    found: set[int] = set()
+    for address, size in ((runtime, _RUNTIME_BYTES), (interpreter, _INTERPRETER_BYTES)):
+        words = _words(address, size)
+        for index, pair in enumerate(itertools.pairwise(words)):
+            last = address + 8 * (index + 1)
+            # `string_at` holds the GIL while it reads, and `_own` does not.
+            if pair == (interval_us, holder) and ctypes.string_at(last + 8, 4) == struct.pack("@i", 1):
+                found.add(last - runtime)
+    return found.pop() if len(found) == 1 else None
 
 
 def _mapped_runtime() -> tuple[str, int, int]:

@@ -35,6 +35,8 @@ class Look:
 
     frames: tuple[Frame, ...] = ()
     """The stack of the main thread, the deepest frame first."""
+    holds_gil: bool | None = None
+    """Whether that thread held the GIL, so that it ran Python or C that computes with no tensor; None: not known."""
     failed: str = ""
     """Why there is none; "" with no frames: the process has ended, or has no Python frame now."""
     cpu_s: float = 0.0
@@ -68,7 +70,8 @@ class PySpy:
             return Look(failed=f"py-spy: {error.strerror}")
         threads = parse_pyspy(out) if code == 0 else ()
         if threads:
-            return Look(frames=_main_of(threads, pid), cpu_s=cpu_s)
+            main = _main_of(threads, pid)
+            return Look(cpu_s=cpu_s) if main is None else Look(frames=main.frames, holds_gil=main.owns_gil, cpu_s=cpu_s)
         if not os.path.exists(f"/proc/{pid}"):  # it ended meanwhile: not an error
             return Look(cpu_s=cpu_s)
         return Look(failed=f"py-spy: {reason_of(err) or 'it found no Python thread'}", cpu_s=cpu_s)
@@ -112,10 +115,10 @@ def reason_of(err: bytes) -> str:
     return re.sub(r"^(Error|\d+): ", "", lines[-1]) if lines else ""
 
 
-def _main_of(threads: Sequence[Thread], pid: int) -> tuple[Frame, ...]:
-    """Return the stack of the main thread: by its id, or by its name where ids are of another namespace."""
-    named = [thread.frames for thread in threads if thread.name == "MainThread"]
-    return next((thread.frames for thread in threads if thread.os_id == pid), named[0] if named else ())
+def _main_of(threads: Sequence[Thread], pid: int) -> Thread | None:
+    """Return the main thread: by its id, or by its name where ids are of another namespace."""
+    named = [thread for thread in threads if thread.name == "MainThread"]
+    return next((thread for thread in threads if thread.os_id == pid), named[0] if named else None)
 
 
 def _run(argv: tuple[str, ...], longest_s: float) -> tuple[int, bytes, bytes, float]:

@@ -34,6 +34,8 @@ _ARGUMENTS: Final = (ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.key
 _KEY: Final = (*_ARGUMENTS, ast.Lambda, ast.arguments, ast.arg, ast.Subscript, ast.Tuple, ast.UnaryOp, ast.USub)
 """What may be in a `lambda` that only picks a part of an element, such as what `sorted` sorts by."""
 _PICKS: Final = frozenset({"attrgetter", "itemgetter"})
+_CONVERTS: Final = frozenset({"fileno", "tobytes", "numpy", "detach", "encode", "digest", "hexdigest", "getvalue"})
+"""Methods that only give something another form; of a tensor, they do not wait for a GPU."""
 _OF_A_STEP: Final = frozenset(
     {
         *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
@@ -153,6 +155,8 @@ def _only_call(statement: ast.stmt) -> ast.Call | None:
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
         return None
     call = statement.value
+    while isinstance(call, ast.Call) and _converts(call) and isinstance(call.func, ast.Attribute):
+        call = call.func.value
     if not isinstance(call, ast.Call):
         return None
     return call if all(map(_takes_no_time, (*call.args, *call.keywords))) else None
@@ -165,7 +169,11 @@ def _takes_no_time(argument: ast.AST) -> bool:
 
 
 def _is_cheap(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and (last_name(node) in _PICKS or (not node.args and _method(node) == "fileno"))
+    return isinstance(node, ast.Call) and (last_name(node) in _PICKS or _converts(node))
+
+
+def _converts(call: ast.Call) -> bool:
+    return not call.args and _method(call) in _CONVERTS
 
 
 def _called(call: ast.Call, modules: dict[str, str]) -> str:

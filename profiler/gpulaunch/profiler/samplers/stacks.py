@@ -61,14 +61,15 @@ class Stacks:
         group: Callable[[], AttemptGroup | None],
         *,
         sampler: StackSampler | None = None,
-        heard: Callable[[RankPlace, str, Sequence[Frame]], None] | None = None,
+        heard: Callable[[RankPlace, str, Sequence[Frame], bool | None], None] | None = None,
         workers: Callable[[int], Sequence[int]] = lambda _: (),
         heard_worker: Callable[[RankPlace, Sequence[Frame]], None] | None = None,
         shortest_s: float = _SHORTEST_S,
         clock: Callable[[], float] = time.monotonic,
         goes_on: bool = True,
     ) -> None:
-        """`heard`: called by the sampling thread with rank, phase and frames (deepest first) of every stack.
+        """`heard`: called by the sampling thread with rank, phase and frames (deepest first) of every stack, and
+        whether its thread held the GIL.
         `workers`: the pids of the dataloader workers of a rank, one of which is sampled at each turn of it;
         `heard_worker`: called with its frames.
         `goes_on`: existing stacks are of this run, not of an earlier one in the directory."""
@@ -198,7 +199,7 @@ class Stacks:
                 self._folded.add(phase, labels)
                 self._unsaved = True
         if labels and self._heard is not None:
-            self._heard(place, phase, look.frames)
+            self._heard(place, phase, look.frames, look.holds_gil)
         return look.cpu_s + self._sample_worker(place, self._turns // len(group.ranks))
 
     def _sample_worker(self, place: RankPlace, turn: int) -> float:
