@@ -228,12 +228,13 @@ def test_a_loop_that_is_computed_again_in_backward_makes_no_steps(looping) -> No
         ("other", 2, [], [True] * 60 + [False] + [True] * 9, 69),
         ("other", 2, [], [None] * 20, 0),
         ("other", 2, [Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)], [True] * 20, 0),
+        ("other", 2, [Frame("Function.apply", f"{PACKAGES}/torch/autograd/function.py", 581)], [True] * 20, 0),
         ("backward", 2, [], [True] * 20, 0),
         ("other", 3, [], [True] * 20, 0),
     ],
     ids=[
         *("Python", "before backward", "few samples", "tensors", "another thread asked", "not known", "in the model"),
-        *("in backward", "collects on purpose"),
+        *("in an operation of the program's", "in backward", "collects on purpose"),
     ],
 )
 def test_a_line_that_always_holds_the_gil_computes_with_no_tensor(

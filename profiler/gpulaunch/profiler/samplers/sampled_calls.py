@@ -48,6 +48,7 @@ ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
+_CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
 _LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
 """Modules without parameters: a loop that calls one for each sample is no loop over layers."""
 _BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
@@ -77,7 +78,7 @@ class Call:
     within_torch: bool = False
     """Torch's own code runs below the call."""
     in_model: bool = False
-    """A module of torch has called the line."""
+    """A module or an autograd function of torch has called the line."""
 
 
 def call_of(frames: Sequence[Frame]) -> Call | None:
@@ -95,7 +96,7 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     line = frames[depth]
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]
-    in_model = any(frame.file.endswith(_MODULE) for frame in frames[depth:])
+    in_model = any(frame.file.endswith(_CALLS_THE_MODEL) for frame in frames[depth:])
     if not below:
         return Call(line.file, line.line, in_model=in_model)
     meant = (each for each in below if not _WRAPPER.fullmatch(_function(each[0])) and not _CARRIES.fullmatch(each[2]))
