@@ -222,3 +222,17 @@ def test_samples_of_lines_are_those_of_the_window_and_those_of_loops_of_the_whol
 
     assert (rank.samples, rank.calling) == (40, {"train.py:8": 15})
     assert (rank.before_backward, rank.looping, rank.loop_ends) == (55, {"train.py:20": 44}, {"train.py:20": 23})
+
+
+def test_samples_count_for_the_innermost_line_that_always_holds_the_gil(node: Node) -> None:
+    """It may be believed in the middle of a window: those of the window count, and no others."""
+    outer, python, tensors = (0, "train.py:8"), "train.py:20", "train.py:30"
+    seen = {(0, python, "train.py:8"): 9, (0, python, ""): 3, (0, tensors, ""): 5, (1, python, ""): 7}
+    before = replace(node.look(), calling={outer: 10}, innermost=seen)
+    later = {key: count + 6 for key, count in seen.items()}
+    after = replace(node.train(5), calling={outer: 20}, innermost=later, holding_gil=frozenset({(0, python)}))
+
+    (rank,) = between(before, after).ranks
+
+    assert rank.calling == {"train.py:8": 4, python: 12}
+    assert rank.calls[python] == "Python code"

@@ -32,6 +32,7 @@ TOLD = {
     "many turns": "for i in range(0, n, 2):\n    losses.append(f(x[i]))",
     "a row on one line": "y = stack([f(x) for x in xs]) + sum(self.g(x) for x in xs)",
     "parts that begin where others end": "for n in sizes:\n    losses.append(f(x[start : start + n]))\n    start += n",
+    "parts of listed sizes": "for i in rows:\n    n = sizes[i]\n    out.append(f(x[s : s + n]))\n    s += n",
     "parts and their ends": "for n in sizes:\n    end = start + n\n    losses.append(f(x[start:end]))\n    start = end",
     "a method": "for i in range(n):\n    losses.append(self.loss(found[i], meant[i]))",
 }
@@ -43,6 +44,10 @@ LEFT_OUT = {
     "layers that are added": "for layer in layers:\n    x += layer(x)",
     "a power": "for each in x:\n    y @= f(each)",
     "a movement": "for _ in range(9):\n    place = place + speed\n    speed = speed + force(place)",
+    "a decoder": "for t in range(n):\n    s = table[token] @ w\n    b = s.argmax()\n    out.append(s)\n    token = b",
+    "a pointer": "for t in range(n):\n    b = (x[t][i] + c).argmax()\n    out.append(b)\n    i = b",
+    "a walk": "for t in range(n):\n    move = policy(grid[pos])\n    pos += move",
+    "a state that is an index": "for x in xs:\n    y = memory[h] * x\n    new = y + x\n    h = new\n    out.append(y)",
     "a chain": "for _ in xs:\n    out.append(f(x[i]))\n    i = after[i]",
     "a time": "for n in sizes:\n    t = t + n\n    h = f(h, x[t])",
     "a position that is computed with": "for n in sizes:\n    t = t + n\n    out.append(g(x[t], t))",

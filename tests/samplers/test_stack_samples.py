@@ -219,46 +219,65 @@ def test_a_loop_that_is_computed_again_in_backward_makes_no_steps(looping) -> No
 
 
 @pytest.mark.parametrize(
-    ("phase", "line", "inside", "held", "told"),
+    ("phase", "line", "above", "held", "told"),
     [
-        ("other", 2, [], [True] * 20, 20),
-        ("forward", 2, [], [True] * 20, 20),
-        ("other", 2, [], [True] * 15, 0),
-        ("other", 2, [], [True] * 10 + [False] + [True] * 20, 0),
-        ("other", 2, [], [True] * 60 + [False] + [True] * 9, 69),
-        ("other", 2, [], [None] * 20, 0),
-        ("other", 2, [Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)], [True] * 20, 0),
-        ("other", 2, [Frame("Function.apply", f"{PACKAGES}/torch/autograd/function.py", 581)], [True] * 20, 0),
-        ("backward", 2, [], [True] * 20, 0),
-        ("other", 3, [], [True] * 20, 0),
+        ("other", 2, "", [True] * 24, True),
+        ("forward", 2, "", [True] * 24, True),
+        ("other", 2, "", [True] * 23, False),
+        ("other", 2, "", [True] * 20 + [False] + [True] * 20, False),
+        ("other", 2, "", [True] * 60 + [False] + [True] * 40, True),
+        ("other", 2, "", [None] * 30, False),
+        ("other", 2, "torch/nn/modules/module.py", [True] * 30, False),
+        ("other", 2, "torch/autograd/function.py", [True] * 30, False),
+        ("other", 2, "torch/_inductor/output_code.py", [True] * 30, False),
+        ("backward", 2, "", [True] * 30, False),
+        ("other", 3, "", [True] * 30, False),
+        ("other", 4, "", [True] * 30, False),
+        ("other", 5, "", [True] * 30, False),
     ],
     ids=[
-        *("Python", "before backward", "few samples", "tensors", "another thread asked", "not known", "in the model"),
-        *("in an operation of the program's", "in backward", "collects on purpose"),
+        *("Python", "before backward", "few samples", "tensors", "another thread took it", "not known", "in the model"),
+        *("in an operation of the program's", "in generated code", "in backward", "collects on purpose"),
+        *("an operation of a package", "has a name of its own"),
     ],
 )
-def test_a_line_that_always_holds_the_gil_computes_with_no_tensor(
-    tmp_path: Path, phase: str, line: int, inside: list[Frame], held: list[bool | None], told: int
+def test_a_line_that_always_holds_the_gil_computes_without_tensors(
+    tmp_path: Path, phase: str, line: int, above: str, held: list[bool | None], told: bool
 ) -> None:
     program = tmp_path / "train.py"
-    program.write_text("import gc\nscores = [score(each) for each in seen if each.age]\ngc.collect()\n")
+    program.write_text(
+        "import gc, knn, zlib\nscores = [score(each) for each in seen if each.age]\n"
+        "gc.collect()\nloss = knn.loss(x, y)\nzlib.compress(x)\n"
+    )
     samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    inside = [Frame("call", f"{PACKAGES}/{above}", 581)] if above else []
     for holds_gil in held:
         stack = [Frame("rank", str(program), line), *inside, Frame("<module>", str(tmp_path / "main.py"), 9)]
         samples.add(place, phase, stack, holds_gil)
 
-    assert samples.tally.calling == ({(0, f"{program}:2"): told} if told else {})
+    assert samples.tally.holding_gil == ({(0, f"{program}:2")} if told else set())
+    assert samples.tally.innermost == ({(0, f"{program}:2", ""): len(held)} if told else samples.tally.innermost)
     assert samples.tally.samples == {0: len(held)}
 
 
-def test_a_line_without_tensors_is_told_in_the_place_of_the_one_that_calls_it(tmp_path: Path) -> None:
+def test_an_innermost_line_is_counted_with_the_one_that_calls_it_after_backward(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("while True:\n    loss.backward()\n    note(x)\ndef note(x):\n    seen.insert(0, x)\n")
     samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
-    calling: list[dict[tuple[int, str], int]] = []
-    for _ in range(17):
+    for _ in range(25):
         stack = [Frame("note", str(program), 5), Frame("<module>", str(program), 3)]
         samples.add(place, "other", stack, True)
-        calling.append(dict(samples.tally.calling))
 
-    assert calling[14:] == [{(0, f"{program}:3"): 15}, {(0, f"{program}:5"): 16}, {(0, f"{program}:5"): 17}]
+    assert samples.tally.calling == {(0, f"{program}:3"): 25}
+    assert samples.tally.innermost == {(0, f"{program}:5", f"{program}:3"): 25}
+    assert samples.tally.holding_gil == {(0, f"{program}:5")}
+
+
+def test_what_saves_is_no_line_of_python(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("def save_checkpoint():\n    for each in state: out.append(each)\n")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for _ in range(30):
+        samples.add(place, "other", [Frame("save_checkpoint", str(program), 2)], True)
+
+    assert (samples.tally.saving, samples.tally.innermost) == ({0: 30}, {})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpulaunch.profiler.analysis.stall import Stall, verdict
 from gpulaunch.profiler.analysis.thresholds import SAMPLES_OF_A_LINE
-from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
+from gpulaunch.profiler.analysis.window import PYTHON, GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
 from gpulaunch.profiler.channel.declare import difference
 from gpulaunch.profiler.channel.layout import COPIES, SYNCS
 from gpulaunch.profiler.record import (
@@ -130,7 +130,7 @@ def _rank(
         facts=new.facts,
         samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
-        calling=_grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling)),
+        calling=_calling(rank, before, after),
         before_backward=after.before_backward.get(rank, 0),
         looping=_lines_of(rank, after.looping),
         loop_ends=_lines_of(rank, after.loop_ends),
@@ -140,7 +140,7 @@ def _rank(
         fetches=after.fetches.get(rank, 0),
         locked=after.locked.get(rank, 0),
         fetching=_lines_of(rank, after.fetching),
-        calls=_lines_of(rank, after.calls),
+        calls=_lines_of(rank, after.calls) | {line: PYTHON for whose, line in after.holding_gil if whose == rank},
         memory=memory,
         cpu_nodes=after.cpu_nodes.get(rank, frozenset()),
     )
@@ -192,6 +192,21 @@ def _grown(old: Mapping[K, float], new: Mapping[K, Any]) -> dict[K, Any]:
 
 def _lines_of(rank: int, lines: Mapping[tuple[int, str], K]) -> dict[str, K]:
     return {line: known for (whose, line), known in lines.items() if whose == rank}
+
+
+def _calling(rank: int, before: Snapshot, after: Snapshot) -> dict[str, int]:
+    """Samples by the line that they count for: an innermost one that always holds the GIL, or one further out."""
+    calling = _grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling))
+    holding = {line for whose, line in after.holding_gil if whose == rank}
+    if not holding:
+        return calling
+    for (whose, line, instead), samples in after.innermost.items():
+        count = samples - before.innermost.get((whose, line, instead), 0)
+        if whose == rank and line in holding and count > 0:
+            calling[line] = calling.get(line, 0) + count
+            if instead in calling:
+                calling[instead] = max(0, calling[instead] - count)
+    return calling
 
 
 def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tuple[float, float, float | None]:

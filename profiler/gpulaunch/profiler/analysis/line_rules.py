@@ -16,7 +16,6 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
-from gpulaunch.profiler.analysis.tally import PYTHON
 from gpulaunch.profiler.analysis.thresholds import (
     GRAPH_NODES,
     LOOP_SHARE,
@@ -27,7 +26,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import RankWindow, Window
+from gpulaunch.profiler.analysis.window import PYTHON, RankWindow, Window
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
@@ -79,12 +78,17 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            computes = "." not in call and call != PYTHON  # with tensors, in a line or function of the program
-            if computes and (rank.gpu is not None or found.seconds_per_step < LOST.value * rank.step_s):
+            computes = not _is_known(call)  # with tensors, in a line or function of the program
+            if computes and rank.gpu is not None:
                 continue  # the host may be waiting for its GPU
+            is_its_own = computes or call == PYTHON  # the program may need it
+            if is_its_own and found.seconds_per_step < LOST.value * rank.step_s:
+                continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
+            if call == PYTHON and rank.gpu is not None and idle_s is None:
+                continue  # the GPU may compute meanwhile
             if rank.gpu is None:
-                seconds, confidence = found.seconds_per_step, ESTIMATED if computes else DERIVED
+                seconds, confidence = found.seconds_per_step, ESTIMATED if is_its_own else DERIVED
             elif seconds < LOST_MEASURED.value * rank.step_s:
                 continue
             idle = {} if idle_s is None else {"gpu_idle_seconds_per_step": idle_s}
@@ -211,7 +215,7 @@ def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tu
     for text, count in lines.items():
         place = place_of(text)
         if count >= SAMPLES_OF_A_LINE.value and place.file is not None and place.line is not None:
-            sampled.append((place.file, place.line, count, "." in calls.get(text, "")))
+            sampled.append((place.file, place.line, count, _is_known(calls.get(text, ""))))
     groups: list[tuple[str, list[tuple[int, int]]]] = []
     last = "", 0, False
     for file, line, count, calls_library in sorted(sampled):
@@ -226,7 +230,17 @@ def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tu
         yield Place(file=file, line=first), sum(count for _, count in group), together
 
 
+def _is_known(call: str) -> bool:
+    """Whether what a line calls is known not to compute with tensors: a function of a library, or any Python code."""
+    return "." in call or call == PYTHON
+
+
 def _cure(call: str) -> str:
+    if call == PYTHON:
+        return (
+            "This line computes in Python, or in C that keeps the GIL, on the training thread. If the step needs it, "
+            "compute it for all elements at once with NumPy or torch, or in another process; else every N steps."
+        )
     what = f"{call} runs" if call else "This line runs"
     cure = next((text for pattern, text in _CURES if re.fullmatch(pattern, call)), "")
     return f"{what} on the training thread outside of the model. " + (

@@ -131,7 +131,8 @@ def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, flo
     line = max(fetching, key=fetching.__getitem__, default="")
     most = fetching[line]
     # Two lines with more samples together than there are share some: one calls the other. The outer one came first.
-    inner = [each for each, n in fetching.items() if n >= INNER_LINE.value * most and n + most > fetches]
+    lines = list(fetching)[list(fetching).index(line) :] if most else []
+    inner = [each for each in lines if fetching[each] >= INNER_LINE.value * most and fetching[each] + most > fetches]
     line = min(reversed(inner), key=fetching.__getitem__, default=line)
     count = fetching[line]
     if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:

@@ -335,14 +335,15 @@ RULES: Final = (
         problem="A line of the program holds a part of every step, outside of the model's compute.",
         evidence="Stack samples of the training thread show one line in a call of Python's library or of a package, in "
         "a function of the program that its loop calls after `backward`, or always with the GIL: torch releases it for "
-        "each operation, so that line computes in Python or in C without tensors. The evidence names the call.",
+        "each of its operations, so that line computes in Python, or in C that keeps it. The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time. "
-        "A bound, if the line computes with tensors: the program may need that.",
+        "A bound, if the line computes with tensors or in Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
         "call is of a package that may compute with tensors or contains the training loop; the line is the model's and "
-        "calls no library; the main thread is not the one that trains; or there are few samples so far.",
+        "calls no library; it always holds the GIL, and the idle time of its GPU is not known; the main thread is not the "
+        "one that trains; or there are few samples so far.",
         limits=(
             thresholds.LOST_MEASURED,
             thresholds.LOST,

@@ -26,16 +26,18 @@ _STEPS: Final = 2
 """Samples that show a backward pass in a loop before this is believed."""
 _LAYERS: Final = 0.2
 """Of the samples in a loop, those in modules that it calls: with more, it goes through layers or steps of time."""
-PYTHON: Final = "Python code"
-"""In the place of the function that a line calls, for one that computes with no tensor, whatever it does."""
-_BARE: Final = 16
-"""Samples of a line before it is believed that it computes with no tensor: operations with tensors hold the GIL in 0.03
-to 0.6 of theirs, `item` in 0.8, indexing in 0.93, and Python in all (torch 2.13, 350 samples each)."""
-_WITHOUT_GIL: Final = 0.02
-"""Of the samples of such a line, those without the GIL: another thread may ask for it."""
+_WITH_GIL: Final = 24
+"""Samples of a line before it is believed that it always holds the GIL."""
+_WITHOUT_GIL: Final = 0.01
+"""Of the samples of such a line, at most so many may be without the GIL, as another thread may have taken it.
+Operations with tensors hold it in 0.03 to 0.6 of theirs, `item` in 0.8, a view of a row in 0.93, and Python in all
+(torch 2.13, 350 samples each)."""
+_MOST_INNERMOST: Final = 4096
 
 RankLine = tuple[int, str]
 """A rank, and a line of its program as text: `train.py:41`."""
+InnerLine = tuple[int, str, str]
+"""A rank, the innermost line of a sample, and the line that the sample counts for otherwise; empty: none."""
 
 
 RankLoop = tuple[int, str, int]
@@ -52,22 +54,17 @@ class LineCounts:
         self._counts_of_calls: dict[RankLine, Counter[str]] = {}
         self._calls: dict[RankLine, str] = {}
 
-    def add(self, line: RankLine, calls: str, count: int = 1) -> None:
-        """Count samples in a line; `calls`: the function that it calls, empty if not known."""
-        if _count(self._counts, line, _MOST_LINES, count):
+    def add(self, line: RankLine, calls: str) -> None:
+        """Count a sample in a line; `calls`: the function that it calls, empty if not known."""
+        if _count(self._counts, line, _MOST_LINES):
             counts = self._counts_of_calls.setdefault(line, Counter())
-            _count(counts, calls, _MOST_CALLS, count)
+            _count(counts, calls, _MOST_CALLS)
             self._calls[line] = max(counts, key=counts.__getitem__)  # here, as readers ask for all at every refresh
-
-    def take_back(self, line: RankLine, count: int) -> None:
-        """Have so many samples of a line not counted."""
-        if line in self._counts:
-            self._counts[line] = max(0, self._counts[line] - count)
 
     @property
     def counts(self) -> Mapping[RankLine, int]:
         """The samples of each line."""
-        return {line: count for line, count in dict(self._counts).items() if count}
+        return dict(self._counts)
 
     @property
     def calls(self) -> Mapping[RankLine, str]:
@@ -94,9 +91,9 @@ class Tally:
         self._fetches = Counter[int]()
         self._locked = Counter[int]()
         self._fetching = LineCounts()
-        self._bare = Counter[RankLine]()
+        self._innermost = Counter[InnerLine]()
+        self._of_gil = Counter[RankLine]()
         self._without_gil = Counter[RankLine]()
-        self._instead: dict[RankLine, Counter[RankLine]] = {}
 
     def add(
         self,
@@ -167,30 +164,40 @@ class Tally:
         thread hold no steps. A single one may be a stack that was misread."""
         self._elsewhere[rank] += 1
 
-    def has_no_tensors(self, rank: int, at: str, *, holds_gil: bool, instead: str) -> bool:
-        """Count whether a sample in a line that calls nothing written in Python held the GIL.
+    def add_innermost(self, rank: int, at: str, *, holds_gil: bool, instead: str) -> bool:
+        """Count a sample whose innermost line calls nothing written in Python.
 
         Args:
             rank: the rank.
             at: the line, as `path:line`.
-            holds_gil: whether it did.
-            instead: the line that the sample counts for if not for this one; empty: none.
+            holds_gil: whether its thread held the GIL.
+            instead: the line that the sample counts for otherwise; empty: none.
 
         Returns:
-            Whether nearly all samples of the line did. Once it is believed, those before count for this line, too.
+            Whether nearly all samples of the line did, so far.
         """
         line = rank, at
-        if not _count(self._bare, line, _MOST_LINES):
+        if not _count(self._innermost, (rank, at, instead), _MOST_INNERMOST):
             return False
+        self._of_gil[line] += 1
         self._without_gil[line] += not holds_gil
-        samples = self._bare[line]
-        if samples < _BARE or self._without_gil[line] > _WITHOUT_GIL * samples:
-            self._instead.setdefault(line, Counter())[rank, instead] += 1
-            return False
-        for other, count in self._instead.pop(line, Counter[RankLine]()).items():
-            self._calling.take_back(other, count)
-            self._calling.add(line, PYTHON, count)
-        return holds_gil
+        return self._always_holds_gil(line)
+
+    def _always_holds_gil(self, line: RankLine) -> bool:
+        samples = self._of_gil[line]
+        return samples >= _WITH_GIL and self._without_gil[line] <= _WITHOUT_GIL * samples
+
+    @property
+    def innermost(self) -> Mapping[InnerLine, int]:
+        """Samples whose innermost line calls nothing written in Python; they are in `calling`, too, if they count for
+        another line."""
+        return dict(self._innermost)
+
+    @property
+    def holding_gil(self) -> frozenset[RankLine]:
+        """The lines of these that always hold the GIL: they compute with no tensor, as torch releases it for each
+        operation."""
+        return frozenset(line for line in dict(self._of_gil) if self._always_holds_gil(line))
 
     def add_fetch(self, rank: int, lines: Mapping[str, str], *, is_locked: bool = False) -> None:
         """Count a sample of a worker of a rank inside a fetch.
@@ -297,8 +304,8 @@ class Tally:
         return {**self._calling.calls, **self._fetching.calls}
 
 
-def _count(counts: Counter[K], what: K, most: int, times: int = 1) -> bool:
+def _count(counts: Counter[K], what: K, most: int) -> bool:
     if what not in counts and len(counts) >= most:
         return False
-    counts[what] += times
+    counts[what] += 1
     return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gpulaunch.profiler.analysis.stall import Stall
 from gpulaunch.profiler.record import (
@@ -25,6 +25,9 @@ from gpulaunch.profiler.record import (
     bare_uuid,
 )
 
+PYTHON: Final = "Python code"
+"""In the place of the function that a line calls, for one that always holds the GIL, whatever it calls."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
@@ -37,6 +40,11 @@ class Snapshot:
     """Those of them inside logging, by rank and the program's line; see `tally.Tally`."""
     calling: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in other calls outside of the model's compute."""
+    innermost: Mapping[tuple[int, str, str], int] = field(default_factory=dict[tuple[int, str, str], int])
+    """Those of them whose innermost line calls nothing written in Python, by rank, that line, and the line that counts
+    for them in `calling`; empty: none does."""
+    holding_gil: frozenset[tuple[int, str]] = frozenset()
+    """Lines of these that always hold the GIL: they compute without torch's operations."""
     before_backward: Mapping[int, int] = field(default_factory=dict[int, int])
     """Those of them before backward, by rank."""
     looping: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])

@@ -52,6 +52,8 @@ class Findings:
                 samples=tally.samples,
                 logged=tally.logged,
                 calling=tally.calling,
+                innermost=tally.innermost,
+                holding_gil=tally.holding_gil,
                 before_backward=tally.before_backward,
                 looping=tally.looping,
                 loop_ends=tally.loop_ends,

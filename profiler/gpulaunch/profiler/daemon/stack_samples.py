@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.profiler.analysis.tally import PYTHON, RankLoop, Tally
+from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
@@ -18,6 +18,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     below_fetch,
     call_of,
     in_callback,
+    in_compiled,
     in_sampler,
     in_save,
     is_outside_compute,
@@ -62,10 +63,13 @@ class StackSamples:
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
             self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
-        elif innermost is None or (call := self._call_told(place, innermost, phase, frames, holds_gil)) is None:
-            saves = phase in _BETWEEN and in_save(frames)
+            return
+        call = None if innermost is None else self._outside_compute(innermost, phase, frames)
+        saves = call is None and phase in _BETWEEN and in_save(frames)
+        in_python = not saves and self._is_in_python(place, innermost, call, phase, frames, holds_gil)
+        if call is None:
             self.tally.add(place.rank, phase, saves=saves)
-            if not saves:
+            if not saves and not in_python:
                 self._add_loops(place, phase, frames)
         else:
             at = self._shown(place, call.file, call.line)
@@ -112,25 +116,33 @@ class StackSamples:
                 return line
         return in_callback(frames)
 
-    def _call_told(
-        self, place: RankPlace, innermost: Call, phase: str, frames: Sequence[Frame], holds_gil: bool | None
-    ) -> Call | None:
-        """Return the call outside of the model's compute that a stack is in, or a line that computes with no tensor.
+    def _is_in_python(
+        self,
+        place: RankPlace,
+        innermost: Call | None,
+        call: Call | None,
+        phase: str,
+        frames: Sequence[Frame],
+        holds_gil: bool | None,
+    ) -> bool:
+        """Count whether a sample holds the GIL; return whether its line, outside of the model, always does so far.
 
-        No stack shows what is written in C. But torch lets go of the GIL for each operation, so a line that always has
-        it has none; a line further out says less.
+        No stack shows what is written in C. But torch releases the GIL for each of its operations, so a line that
+        always holds it has none of them. Operations of other packages may keep it.
         """
-        call = self._outside_compute(innermost, phase, frames)
-        is_bare = innermost.origin == "program" and not innermost.in_model and phase in (*_BETWEEN, "forward")
-        if holds_gil is None or not is_bare or (call is not None and call.name and call.line == innermost.line):
-            return call
-        if self._sources.is_excused(innermost.file, innermost.line):
-            return call
-        at = self._shown(place, innermost.file, innermost.line)
+        if holds_gil is None or innermost is None or innermost.origin != "program" or innermost.in_model:
+            return False
+        file, line = frames[0].file, frames[0].line
+        if phase not in (*_BETWEEN, "forward") or (file, line) != (innermost.file, innermost.line):
+            return False
+        if call is not None and call.name and (call.file, call.line) == (file, line):
+            return False  # it is known what it calls
+        if not self._sources.may_be_python(file, line) or in_compiled(frames):
+            return False
         instead = "" if call is None else self._shown(place, call.file, call.line)
-        if self.tally.has_no_tensors(place.rank, at, holds_gil=holds_gil, instead=instead):
-            return replace(innermost, name=PYTHON)
-        return call
+        return self.tally.add_innermost(
+            place.rank, self._shown(place, file, line), holds_gil=holds_gil, instead=instead
+        )
 
     def _add_loops(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
         """Count the loops of the program that a sample of a step is in, by their first lines."""

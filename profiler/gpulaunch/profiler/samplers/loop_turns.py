@@ -50,13 +50,37 @@ def _positions(loop: Loop) -> set[str]:
         if len(values) == set_once[name] and all(isinstance(each, _COUNTS) for of in values for each in ast.walk(of))
     }
     indices = {id(name) for node in nodes if isinstance(node, ast.Subscript) for name in _names(node.slice)}
+    loads = [name for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)]
     while True:
         counted = {id(name) for of in found for value in made[of] for name in _names(value)}
-        loads = (name for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load))
-        read = {name.id for name in loads if id(name) not in indices | counted}
-        if not found & read:
+        wrong = {name.id for name in loads if id(name) not in indices | counted}
+        computed = _computed_from(found, nodes)
+        wrong |= {of for of in found if any(name.id in computed for value in made[of] for name in _names(value))}
+        if not found & wrong:
             return found
-        found -= read
+        found -= wrong
+
+
+def _computed_from(positions: Set[str], nodes: Iterable[ast.AST]) -> set[str]:
+    """Other names whose values in a turn depend on these: an element at a position, and what is made of it."""
+    reads: dict[str, set[str]] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                pass
+            case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+                targets = [target]
+            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.For(target=target, iter=value):
+                targets = [target]
+            case _:
+                continue
+        for target in targets:
+            for name in _names(target):
+                reads.setdefault(name.id, set()).update(each.id for each in _names(value))
+    found: set[str] = set()
+    while more := {name for name, of in reads.items() if of & (positions | found)} - found - positions:
+        found |= more
+    return found
 
 
 def parts_of(loop: Loop) -> list[ast.AST]:

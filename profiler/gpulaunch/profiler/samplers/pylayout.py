@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 import struct
 import sys
@@ -241,12 +240,11 @@ def _gil(runtime: int, interpreter: int) -> int | None:
     interval_us, holder = round(1e6 * sys.getswitchinterval()), _call("PyThreadState_Get")
     found: set[int] = set()
     for address, size in ((runtime, _RUNTIME_BYTES), (interpreter, _INTERPRETER_BYTES)):
-        words = _words(address, size)
-        for index, pair in enumerate(itertools.pairwise(words)):
-            last = address + 8 * (index + 1)
-            # `string_at` holds the GIL while it reads, and `_own` does not.
-            if pair == (interval_us, holder) and ctypes.string_at(last + 8, 4) == struct.pack("@i", 1):
-                found.add(last - runtime)
+        # `_own` releases the GIL, and only tells how much of this is mapped; `string_at` holds it.
+        memory = ctypes.string_at(address, len(_own(address, size)) // 8 * 8)
+        for at in range(0, len(memory) - 16, 8):
+            if struct.unpack_from("@QQi", memory, at) == (interval_us, holder, 1):
+                found.add(address + at + 8 - runtime)
     return found.pop() if len(found) == 1 else None
 
 

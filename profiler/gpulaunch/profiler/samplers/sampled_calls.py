@@ -49,6 +49,8 @@ _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
 _CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
+_COMPILED: Final = re.compile(r".*/torch/(?:_dynamo|_functorch|_inductor|_library)/")
+"""What calls code that torch has generated, wherever that is, and operations that a program has registered."""
 _LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
 """Modules without parameters: a loop that calls one for each sample is no loop over layers."""
 _BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
@@ -160,6 +162,11 @@ def in_sampler(frames: Sequence[Frame]) -> bool:
     return depth is not None and any(_SAMPLES.search(f"{frame.file} {frame.name}") for frame in frames[depth:])
 
 
+def in_compiled(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost frame of a stack is called by what runs code that torch has generated, or operations."""
+    return len(frames) > 1 and _COMPILED.match(frames[1].file) is not None
+
+
 def in_callback(frames: Sequence[Frame]) -> Call | None:
     """Return the program's line in a method that a trainer calls between the parts of its steps; None outside of one.
 
@@ -204,8 +211,12 @@ def is_outside_compute(call: Call, phase: str) -> bool:
         return True
     if call.origin == "torch":
         return call.name.rpartition(".")[2] in _TORCH_CALLS
-    is_of_host = call.origin == "package" and _ON_THE_HOST.fullmatch(call.name) is not None
-    return is_of_host and not call.within_torch
+    return call.origin == "package" and on_the_host(call.name) and not call.within_torch
+
+
+def on_the_host(function: str) -> bool:
+    """Whether a function, such as `numpy.percentile`, is of a package that does not compute with tensors."""
+    return _ON_THE_HOST.fullmatch(function) is not None
 
 
 def trains_elsewhere(phase: str, frames: Sequence[Frame]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Final
 
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, loops_of
+from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
@@ -34,8 +36,10 @@ _ARGUMENTS: Final = (ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.key
 _KEY: Final = (*_ARGUMENTS, ast.Lambda, ast.arguments, ast.arg, ast.Subscript, ast.Tuple, ast.UnaryOp, ast.USub)
 """What may be in a `lambda` that only picks a part of an element, such as what `sorted` sorts by."""
 _PICKS: Final = frozenset({"attrgetter", "itemgetter"})
-_CONVERTS: Final = frozenset({"fileno", "tobytes", "numpy", "detach", "encode", "digest", "hexdigest", "getvalue"})
-"""Methods that only give something another form; of a tensor, they do not wait for a GPU."""
+_RESULTS: Final = frozenset({"encode", "digest", "hexdigest", "tobytes", "getvalue"})
+"""Methods without arguments that give what is no tensor another form."""
+_CONVERTS: Final = _RESULTS | {"fileno", "numpy", "detach"}
+"""Those that wait for no GPU, of what is given to a function."""
 _OF_A_STEP: Final = frozenset(
     {
         *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
@@ -59,6 +63,8 @@ class _Source:
     calls: dict[int, str] = field(default_factory=dict[int, str])
     after_backward: set[int] = field(default_factory=set[int])
     excused: set[int] = field(default_factory=set[int])
+    foreign: set[int] = field(default_factory=set[int])
+    is_read: bool = False
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     detects_anomaly: int = 0
 
@@ -83,6 +89,12 @@ class SourceLines:
         """Whether a line is in a loop that calls `backward` above it, or a function of this file that does, and is not
         itself what a step needs."""
         return line in self._source(file).after_backward
+
+    def may_be_python(self, file: str, line: int) -> bool:
+        """Whether a line that calls nothing written in Python may compute without tensors: it calls no function of a
+        package (operations in C++ may keep the GIL), it is not excused, and its source is known."""
+        source = self._source(file)
+        return source.is_read and line not in source.foreign and line not in source.excused
 
     def is_excused(self, file: str, line: int) -> bool:
         """Whether a line calls `time.sleep` or `gc.collect`."""
@@ -118,6 +130,7 @@ def _read(file: str, until_s: float) -> _Source:
             tree = ast.parse(opened.read(_MOST_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
+    source.is_read = True
     steps = set(_steps(tree))
     everything = _imported(tree)
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
@@ -128,6 +141,8 @@ def _read(file: str, until_s: float) -> _Source:
         if isinstance(node, ast.Call) and _method(node) in _ON_THE_HOST:
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 source.calls.setdefault(line, ast.unparse(node.func)[:_MOST_NAME])
+        if isinstance(node, ast.Call) and _is_foreign(_called(node, everything)):
+            source.foreign.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, ast.Call) and _called(node, everything) in _EXCUSED:
             source.excused.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, ast.Call) and last_name(node) in _ANOMALY and not _is_off(node):
@@ -137,6 +152,11 @@ def _read(file: str, until_s: float) -> _Source:
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
         source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
     return source
+
+
+def _is_foreign(called: str) -> bool:
+    """Whether a function that a file imports is neither of Python's library nor of a package without tensors."""
+    return called != "" and called.partition(".")[0] not in sys.stdlib_module_names and not on_the_host(called)
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
@@ -155,7 +175,7 @@ def _only_call(statement: ast.stmt) -> ast.Call | None:
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
         return None
     call = statement.value
-    while isinstance(call, ast.Call) and _converts(call) and isinstance(call.func, ast.Attribute):
+    while isinstance(call, ast.Call) and _converts(call, _RESULTS) and isinstance(call.func, ast.Attribute):
         call = call.func.value
     if not isinstance(call, ast.Call):
         return None
@@ -169,11 +189,11 @@ def _takes_no_time(argument: ast.AST) -> bool:
 
 
 def _is_cheap(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and (last_name(node) in _PICKS or _converts(node))
+    return isinstance(node, ast.Call) and (last_name(node) in _PICKS or _converts(node, _CONVERTS))
 
 
-def _converts(call: ast.Call) -> bool:
-    return not call.args and _method(call) in _CONVERTS
+def _converts(call: ast.Call, methods: Set[str]) -> bool:
+    return not call.args and not call.keywords and _method(call) in methods
 
 
 def _called(call: ast.Call, modules: dict[str, str]) -> str:
