@@ -342,8 +342,8 @@ RULES: Final = (
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
         "call is of a package that may compute with tensors or contains the training loop; the line is the model's and "
-        "calls no library; it always holds the GIL, and the idle time of its GPU is not known; the main thread is not the "
-        "one that trains; or there are few samples so far.",
+        "calls no library; it always holds the GIL, and the idle time of its GPU is not known; the main thread is not "
+        "the one that trains; or there are few samples so far.",
         limits=(
             thresholds.LOST_MEASURED,
             thresholds.LOST,
