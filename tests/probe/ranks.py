@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import multiprocessing
 import os
 import queue
@@ -572,7 +571,6 @@ def run(program: str) -> int:
 
 
 def nursery() -> None:
-    importlib.import_module("torch._dynamo")  # as the fork server does: an optimizer would import it in each program
     for line in sys.stdin:
         program, directory, extra = line.rstrip("\n").split("\t")
         pid = os.fork()
