@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -97,6 +97,7 @@ def _rank(
     workers_cpu_s, workers_system_s, _ = _cpu(*processes, Role.WORKERS)
     steps, unobserved = new.steps - old.steps, new.unobserved_steps - old.unobserved_steps
     times = steps / (steps - unobserved) if 0 < unobserved < steps else 1.0
+    holding_gil = {line for whose, line in after.holding_gil if whose == rank}
     window = RankWindow(
         rank=rank,
         steps=steps,
@@ -130,7 +131,7 @@ def _rank(
         facts=new.facts,
         samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
-        calling=_calling(rank, before, after),
+        calling=_calling(rank, before, after, holding_gil),
         before_backward=after.before_backward.get(rank, 0),
         looping=_lines_of(rank, after.looping),
         loop_ends=_lines_of(rank, after.loop_ends),
@@ -140,7 +141,7 @@ def _rank(
         fetches=after.fetches.get(rank, 0),
         locked=after.locked.get(rank, 0),
         fetching=_lines_of(rank, after.fetching),
-        calls=_lines_of(rank, after.calls) | {line: PYTHON for whose, line in after.holding_gil if whose == rank},
+        calls=_lines_of(rank, after.calls) | dict.fromkeys(holding_gil, PYTHON),
         memory=memory,
         cpu_nodes=after.cpu_nodes.get(rank, frozenset()),
     )
@@ -194,15 +195,14 @@ def _lines_of(rank: int, lines: Mapping[tuple[int, str], K]) -> dict[str, K]:
     return {line: known for (whose, line), known in lines.items() if whose == rank}
 
 
-def _calling(rank: int, before: Snapshot, after: Snapshot) -> dict[str, int]:
+def _calling(rank: int, before: Snapshot, after: Snapshot, holding_gil: Set[str]) -> dict[str, int]:
     """Samples by the line that they count for: an innermost one that always holds the GIL, or one further out."""
     calling = _grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling))
-    holding = {line for whose, line in after.holding_gil if whose == rank}
-    if not holding:
+    if not holding_gil:
         return calling
     for (whose, line, instead), samples in after.innermost.items():
         count = samples - before.innermost.get((whose, line, instead), 0)
-        if whose == rank and line in holding and count > 0:
+        if whose == rank and line in holding_gil and count > 0:
             calling[line] = calling.get(line, 0) + count
             if instead in calling:
                 calling[instead] = max(0, calling[instead] - count)

@@ -78,17 +78,16 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            computes = not _is_known(call)  # with tensors, in a line or function of the program
-            if computes and rank.gpu is not None:
-                continue  # the host may be waiting for its GPU
-            is_its_own = computes or call == PYTHON  # the program may need it
-            if is_its_own and found.seconds_per_step < LOST.value * rank.step_s:
-                continue
+            in_library = "." in call
+            if not _is_known(call) and rank.gpu is not None:
+                continue  # a line that computes with tensors may be waiting for its GPU
+            if not in_library and found.seconds_per_step < LOST.value * rank.step_s:
+                continue  # the program may need what it computes itself
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
             if call == PYTHON and rank.gpu is not None and idle_s is None:
                 continue  # the GPU may compute meanwhile
             if rank.gpu is None:
-                seconds, confidence = found.seconds_per_step, ESTIMATED if is_its_own else DERIVED
+                seconds, confidence = found.seconds_per_step, DERIVED if in_library else ESTIMATED
             elif seconds < LOST_MEASURED.value * rank.step_s:
                 continue
             idle = {} if idle_s is None else {"gpu_idle_seconds_per_step": idle_s}
@@ -204,8 +203,8 @@ def _sampled(
 
 
 def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tuple[Place, int, str]]:
-    """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`, if both
-    call a library, or both do not.
+    """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`, if of
+    both it is known what they call, or of neither.
 
     Returns:
         Of each group the first line that has at least half as many samples as any other of it, the samples of all,
@@ -218,11 +217,11 @@ def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tu
             sampled.append((place.file, place.line, count, _is_known(calls.get(text, ""))))
     groups: list[tuple[str, list[tuple[int, int]]]] = []
     last = "", 0, False
-    for file, line, count, calls_library in sorted(sampled):
-        if last != (file, line - 1, calls_library):
+    for file, line, count, is_known in sorted(sampled):
+        if last != (file, line - 1, is_known):
             groups.append((file, []))
         groups[-1][1].append((line, count))
-        last = file, line, calls_library
+        last = file, line, is_known
     for file, group in groups:
         most = max(count for _, count in group)
         first = next(line for line, count in group if 2 * count >= most)

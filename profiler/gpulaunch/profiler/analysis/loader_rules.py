@@ -127,12 +127,15 @@ def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, flo
     fetching = Counter[str]()
     for rank in ranks:
         fetching.update(rank.fetching)
+    if not fetching:
+        return None, {}
     fetches = sum(rank.fetches for rank in ranks)
-    line = max(fetching, key=fetching.__getitem__, default="")
+    lines = list(fetching)
+    line = max(lines, key=fetching.__getitem__)
     most = fetching[line]
     # Two lines with more samples together than there are share some: one calls the other. The outer one came first.
-    lines = list(fetching)[list(fetching).index(line) :] if most else []
-    inner = [each for each in lines if fetching[each] >= INNER_LINE.value * most and fetching[each] + most > fetches]
+    below = lines[lines.index(line) :]
+    inner = [each for each in below if fetching[each] >= INNER_LINE.value * most and fetching[each] + most > fetches]
     line = min(reversed(inner), key=fetching.__getitem__, default=line)
     count = fetching[line]
     if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:

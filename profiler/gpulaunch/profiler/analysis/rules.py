@@ -86,7 +86,7 @@ RULES: Final = (
         limits=(
             *(thresholds.LOST, thresholds.BUSY, thresholds.CROWDED, thresholds.CROWDED_NODE),
             *(thresholds.COMPUTES, thresholds.WORKER_PAYS_S),
-            *(thresholds.HOLDS_FETCHES, thresholds.SAMPLES_OF_A_LINE),
+            *(thresholds.HOLDS_FETCHES, thresholds.INNER_LINE, thresholds.SAMPLES_OF_A_LINE),
         ),
     ),
     Rule(

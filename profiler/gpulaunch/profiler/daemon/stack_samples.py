@@ -130,7 +130,7 @@ class StackSamples:
         No stack shows what is written in C. But torch releases the GIL for each of its operations, so a line that
         always holds it has none of them. Operations of other packages may keep it.
         """
-        if holds_gil is None or innermost is None or innermost.origin != "program" or innermost.in_model:
+        if holds_gil is None or innermost is None or innermost.in_model:
             return False
         file, line = frames[0].file, frames[0].line
         if phase not in (*_BETWEEN, "forward") or (file, line) != (innermost.file, innermost.line):

@@ -35,7 +35,7 @@ def _positions(loop: Loop) -> set[str]:
     and `start += size`: the turns need each other to count, not to compute."""
     nodes = list(ast.walk(loop))
     made: dict[str, list[ast.expr]] = {}
-    set_once = Counter(name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+    times_set = Counter(name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
     for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -47,7 +47,7 @@ def _positions(loop: Loop) -> set[str]:
     found = {
         name
         for name, values in made.items()
-        if len(values) == set_once[name] and all(isinstance(each, _COUNTS) for of in values for each in ast.walk(of))
+        if len(values) == times_set[name] and all(isinstance(each, _COUNTS) for of in values for each in ast.walk(of))
     }
     indices = {id(name) for node in nodes if isinstance(node, ast.Subscript) for name in _names(node.slice)}
     loads = [name for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)]

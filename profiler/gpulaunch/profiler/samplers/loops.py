@@ -58,23 +58,24 @@ def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int,
             taken.update(id(each) for each in node.args)
         if isinstance(node, _Scope):
             around, counts = (), not isinstance(node, _Function) or not _hands_out(node)
-            found.update(dict.fromkeys(_lines(node), around))
+            found.update(dict.fromkeys(lines_of(node), around))
         elif counts and isinstance(node, Loop):
             is_taken = not isinstance(node, ast.GeneratorExp) or id(node) in taken
             if is_taken and _is_of_elements(node) and not makes_steps(node):
-                around = (*around, _lines(node))
-                found.update(dict.fromkeys(_lines(node), around))
+                around = (*around, lines_of(node))
+                found.update(dict.fromkeys(lines_of(node), around))
         todo += ((child, around, counts) for child in ast.iter_child_nodes(node))
     return {line: loops for line, loops in found.items() if loops}
+
+
+def lines_of(node: ast.stmt | ast.expr) -> range:
+    """The numbers of the lines that a part of a tree is on."""
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     """All calls in a part of a tree."""
     return (each for each in ast.walk(node) if isinstance(each, ast.Call))
-
-
-def _lines(node: _Scope | Loop) -> range:
-    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _hands_out(function: _Function) -> bool:

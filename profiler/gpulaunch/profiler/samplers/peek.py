@@ -114,8 +114,9 @@ class Peek:
                 try:
                     if not (base := self._base_of(pid, self._layout)):
                         break
-                    holds_gil = _holds_gil(pid, base, self._layout)
-                    frames = tuple(self._frames(pid, base, self._layout))
+                    thread = _main_thread(pid, base, self._layout)
+                    holds_gil = _holds_gil(pid, thread, base, self._layout)
+                    frames = tuple(self._frames(pid, thread, base, self._layout))
                     if self._is_whole(pid, frames):
                         return Look(frames=frames, holds_gil=holds_gil)
                     failed = "own reader: its stack could not be read in one piece"
@@ -166,7 +167,8 @@ class Peek:
             before = _as_python_says()
             try:
                 base = self._base_of(os.getpid(), layout)
-                if before == tuple(self._frames(os.getpid(), base, layout)):
+                thread = _main_thread(os.getpid(), base, layout)
+                if before == tuple(self._frames(os.getpid(), thread, base, layout)):
                     return True
             except (OSError, ValueError, struct.error, _TornError):
                 pass  # it may have been torn
@@ -181,9 +183,9 @@ class Peek:
             self._bases[pid] = base
         return self._bases.get(pid, 0)
 
-    def _frames(self, pid: int, base: int, layout: Layout) -> Iterator[Frame]:
-        """The frames of the main thread, the innermost first."""
-        pointer = _main_thread(pid, base, layout)
+    def _frames(self, pid: int, thread: int, base: int, layout: Layout) -> Iterator[Frame]:
+        """The frames of a thread, the innermost first."""
+        pointer = thread
         for offset in layout.current:
             pointer = _word(pid, pointer + offset)
         need = 8 + max(layout.frame_code, layout.frame_previous, layout.frame_instruction)
@@ -230,12 +232,12 @@ class Peek:
         return self._known[key]
 
 
-def _holds_gil(pid: int, base: int, layout: Layout) -> bool | None:
-    """Whether the main thread holds the GIL; None: not known."""
+def _holds_gil(pid: int, thread: int, base: int, layout: Layout) -> bool | None:
+    """Whether a thread holds the GIL; None: not known."""
     if layout.gil is None:
         return None
     holder, is_held = struct.unpack("@Qi", read_memory(pid, base + layout.runtime + layout.gil, 12))
-    return bool(is_held == 1 and holder == _main_thread(pid, base, layout))
+    return bool(is_held == 1 and holder == thread)
 
 
 def _main_thread(pid: int, base: int, layout: Layout) -> int:

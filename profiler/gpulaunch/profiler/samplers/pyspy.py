@@ -36,7 +36,7 @@ class Look:
     frames: tuple[Frame, ...] = ()
     """The stack of the main thread, the deepest frame first."""
     holds_gil: bool | None = None
-    """Whether that thread held the GIL, so that it ran Python or C that computes with no tensor; None: not known."""
+    """Whether that thread held the GIL; None: not known."""
     failed: str = ""
     """Why there is none; "" with no frames: the process has ended, or has no Python frame now."""
     cpu_s: float = 0.0

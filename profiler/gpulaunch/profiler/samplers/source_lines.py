@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.profiler.files import regular
-from gpulaunch.profiler.samplers.loops import calls_in, last_name, loops_of
+from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
 _MOST_BYTES: Final = 1 << 17
@@ -67,6 +67,11 @@ class _Source:
     is_read: bool = False
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     detects_anomaly: int = 0
+
+    def name(self, call: ast.Call, function: str) -> None:
+        """Take a function as what the lines of a call call, where nothing else is known of them."""
+        for line in lines_of(call):
+            self.calls.setdefault(line, function)
 
 
 class SourceLines:
@@ -136,22 +141,26 @@ def _read(file: str, until_s: float) -> _Source:
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
-            for line in range(call.lineno, (call.end_lineno or call.lineno) + 1):
-                source.calls.setdefault(line, name)
-        if isinstance(node, ast.Call) and _method(node) in _ON_THE_HOST:
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                source.calls.setdefault(line, ast.unparse(node.func)[:_MOST_NAME])
-        if isinstance(node, ast.Call) and _is_foreign(_called(node, everything)):
-            source.foreign.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        if isinstance(node, ast.Call) and _called(node, everything) in _EXCUSED:
-            source.excused.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        if isinstance(node, ast.Call) and last_name(node) in _ANOMALY and not _is_off(node):
-            source.detects_anomaly = source.detects_anomaly or node.lineno
+            source.name(call, name)
+        if isinstance(node, ast.Call):
+            _read_call(source, node, everything)
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node, steps))
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
         source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
     return source
+
+
+def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> None:
+    called = _called(call, imported)
+    if _method(call) in _ON_THE_HOST:
+        source.name(call, ast.unparse(call.func)[:_MOST_NAME])
+    if _is_foreign(called):
+        source.foreign.update(lines_of(call))
+    if called in _EXCUSED:
+        source.excused.update(lines_of(call))
+    if last_name(call) in _ANOMALY and not _is_off(call):
+        source.detects_anomaly = source.detects_anomaly or call.lineno
 
 
 def _is_foreign(called: str) -> bool:
@@ -238,10 +247,7 @@ def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
     if backward is None:
         return
     needed = {
-        line
-        for node in nodes
-        if isinstance(node, ast.Call) and _method(node) in _OF_A_STEP
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        line for node in nodes if isinstance(node, ast.Call) and _method(node) in _OF_A_STEP for line in lines_of(node)
     }
     last = max((node.end_lineno or 0 for node in loop.body), default=0)
     yield from (line for line in range(backward + 1, last + 1) if line not in needed)
