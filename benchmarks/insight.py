@@ -1,9 +1,9 @@
 """What the findings say of programs whose illness is known: `python benchmarks/insight.py`.
 
-Each program of tests/corpus/sick is run under gpulaunch as it is, and then with its cure (CURED=1): is the cause what
-the report names first, is it the right line, and is the time that a cure should save what it does save? Those of
-tests/corpus/healthy are run once, and nothing should be found. A run takes half a minute; one at a time, because
-findings are about what the cores do.
+Each program of tests/corpus/sick is run under gpulaunch as it is, and before and after that with its cure (CURED=1), so
+that a steady drift of the machine cancels: is the cause what the report names first, is it the right line, and is the
+time that a cure should save what it does save? Those of tests/corpus/healthy are run once, and nothing should be found.
+A program takes three quarters of a minute; one at a time, because findings are about what the cores do.
 
     right first   the first finding is the cause
     present       another one is first
@@ -117,6 +117,28 @@ def one_run(program: Program, *, cured: bool, seconds: float | None, keep: Path 
         return {**row, "step_ms": float(told[1]) if told else None, "findings": found}
 
 
+def measured(
+    program: Program, seconds: float | None, cured_seconds: float, keep: Path | None
+) -> tuple[Row, Row | None]:
+    """The run of a program as it is, and of a sick one those with its cure, before and after it, as one."""
+    if not program.sick:
+        return one_run(program, cured=False, seconds=seconds, keep=keep), None
+    before = one_run(program, cured=True, seconds=cured_seconds)
+    sick = one_run(program, cured=False, seconds=seconds, keep=keep)
+    return sick, together([before, one_run(program, cured=True, seconds=cured_seconds, keep=keep)])
+
+
+def together(runs: Sequence[Row]) -> Row:
+    """Several runs of the same program as one: the mean of their step times, and all that was found."""
+    steps_ms = [run["step_ms"] for run in runs]
+    return {
+        "code": next((run["code"] for run in runs if run["code"]), 0),
+        "others": max(run["others"] for run in runs),
+        "step_ms": None if None in steps_ms else sum(steps_ms) / len(runs),
+        "findings": [found for run in runs for found in run["findings"]],
+    }
+
+
 def commit() -> str | None:
     """Of this tree, with a + if it is changed; None outside of a repository."""
     git = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
@@ -171,7 +193,7 @@ def judged(program: Program, sick: Row, cured: Row | None) -> Row:
         "ratio": None,
         "sick_ms": sick["step_ms"],
         "cured_ms": cured["step_ms"] if cured else None,
-        "after_the_cure": [each["rule"] for each in (cured or {"findings": []})["findings"] if each["active"]],
+        "after_the_cure": sorted({each["rule"] for each in (cured or {"findings": []})["findings"] if each["active"]}),
     }
     named = right or (found[0] if found and program.missing else None)
     if named is not None and program.lines:
@@ -284,7 +306,9 @@ def main() -> None:
     parser.add_argument("--kind", choices=("sick", "healthy"), help="only these")
     parser.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="every N-th of them, from the K-th on")
     parser.add_argument("--seconds", type=float, help="of a run, instead of those that the program is made for")
-    parser.add_argument("--cured-seconds", type=float, help="of a run with the cure, which only has to tell its step")
+    parser.add_argument(
+        "--cured-seconds", type=float, default=12.0, help="of each of the two runs with the cure (default: 12)"
+    )
     parser.add_argument("--go-on", action="store_true", help="only those that FILE has not, or that were disturbed")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="copy the run directories there")
     parser.add_argument("--tune", action="store_true", help="also run `gpulaunch tune` where it could help")
@@ -298,14 +322,12 @@ def main() -> None:
     chosen = [one for one in programs(options.only) if not options.kind or one.path.parent.name == options.kind]
     rows = kept(options.out)
     if options.go_on:
-        measured = {row["program"] for row in undisturbed(list(rows.values()))}
-        chosen = [one for one in chosen if one.name not in measured]
+        has = {row["program"] for row in undisturbed(list(rows.values()))}
+        chosen = [one for one in chosen if one.name not in has]
     done: list[Row] = []
     with contextlib.suppress(KeyboardInterrupt):
         for program in chosen[first - 1 :: every]:
-            sick = one_run(program, cured=False, seconds=options.seconds, keep=options.keep)
-            cured_seconds = options.cured_seconds or options.seconds
-            cured = one_run(program, cured=True, seconds=cured_seconds, keep=options.keep) if program.sick else None
+            sick, cured = measured(program, options.seconds, options.cured_seconds, options.keep)
             row = {**judged(program, sick, cured), "commit": commit()}
             if options.tune and (program.rules & TUNABLE or "thread" in program.missing):
                 row["tune"] = tuned(program)

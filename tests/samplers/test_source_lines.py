@@ -218,3 +218,30 @@ def test_methods_that_no_model_has_are_calls_whatever_their_object_is(tmp_path: 
         "self.database.execute(query, (first, last)).fetchall",
         "",
     ]
+
+
+TENSORS = """\
+import torch
+from torch import tensor
+
+
+def batch(rows, table, device):
+    ids = [torch.tensor(row["ids"], dtype=torch.long) for row in rows]
+    y = tensor(list(map(len, rows))).to(device)
+    both = {"x": torch.tensor([row[0] for row in rows]), "y": torch.FloatTensor(rows[0])}
+    looked_up = table[torch.tensor(rows)]
+    weighed = torch.tensor(rows) * table
+    drawn = torch.tensor([row.sum() for row in rows])
+    lost = loss(torch.tensor(rows), table)
+    return torch.as_tensor(rows)
+"""
+
+
+def test_a_line_that_only_makes_tensors_of_values_of_python_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(TENSORS)
+    sources = SourceLines()
+
+    named = [number for number in range(1, 20) if sources.call(str(program), number) == "torch.tensor"]
+
+    assert [TENSORS.splitlines()[number - 1].split()[0] for number in named] == ["ids", "y", "both", "return"]

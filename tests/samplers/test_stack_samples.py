@@ -281,3 +281,17 @@ def test_what_saves_is_no_line_of_python(tmp_path: Path) -> None:
         samples.add(place, "other", [Frame("save_checkpoint", str(program), 2)], True)
 
     assert (samples.tally.saving, samples.tally.innermost) == ({0: 30}, {})
+
+
+def test_in_forward_a_function_in_c_counts_if_it_cannot_be_a_part_of_the_model(tmp_path: Path) -> None:
+    """With a dataloader, forward is all from the batch to backward."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import json, fused_attention\n\nids = tokenizer.encode_batch(texts)\nseen = json.loads(text)\n"
+        "loss = fused_attention.forward(q, k)\nloss.backward()\n"
+    )
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for line in (3, 4, 5):
+        samples.add(place, "forward", [Frame("<module>", str(program), line)])
+
+    assert samples.tally.calling == {(0, f"{program}:3"): 1, (0, f"{program}:4"): 1}

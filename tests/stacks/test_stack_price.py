@@ -16,11 +16,13 @@ def test_what_looking_costs_stays_within_the_budget(cost_s: float, num_ranks: in
     assert 100 * cost_s / sum(rests) <= BUDGET * 1.02
 
 
-@pytest.mark.parametrize("num_ranks", [0, 1, 8, 256])
-def test_a_cheap_look_comes_five_times_a_second_for_each_rank(num_ranks: int) -> None:
+@pytest.mark.parametrize(("num_ranks", "in_a_second"), [(0, 10), (1, 10), (2, 20), (256, 20)])
+def test_a_cheap_look_comes_ten_times_a_second_for_a_rank_and_twenty_times_for_all(
+    num_ranks: int, in_a_second: int
+) -> None:
     rests = [rest_s(0.0, turn, num_ranks=num_ranks, refusals=0) for turn in range(1000)]
 
-    assert 1000 / sum(rests) == pytest.approx(5 * max(1, num_ranks), rel=0.01)
+    assert 1000 / sum(rests) == pytest.approx(in_a_second, rel=0.01)
 
 
 def test_rests_do_not_keep_step_with_the_steps() -> None:
@@ -54,7 +56,7 @@ def test_a_run_has_many_samples_at_first_and_then_those_that_the_budget_allows(c
 
     assert spent_s <= BUDGET * (now_s - 100.0) * 1.02 + CREDIT_S + cost_s
     within_20_s = sum(each < at_s[3] + 20.0 for each in at_s[3:])
-    assert within_20_s >= min(95.0, CREDIT_S / cost_s)
+    assert within_20_s >= min(190.0, CREDIT_S / cost_s)
 
 
 def test_what_is_not_used_for_hours_is_not_used_at_once() -> None:

@@ -33,9 +33,8 @@ class Voices(nn.Module):
 
         if CURED:
             return self.compact_at_once(embedded, singers, everyone)
-        return torch.stack(
-            [spread_of(singer) for singer in singers.unique().tolist()]
-        ).mean()  # cause: small-operations-loop
+        spreads = [spread_of(singer) for singer in singers.unique().tolist()]  # cause: small-operations-loop
+        return torch.stack(spreads).mean()
 
     def compact_at_once(self, embedded, singers, everyone):
         _, place, count = singers.unique(return_inverse=True, return_counts=True)

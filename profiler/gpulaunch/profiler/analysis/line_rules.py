@@ -30,6 +30,7 @@ from gpulaunch.profiler.analysis.window import PYTHON, RankWindow, Window
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
+_CONVERTS: Final = "torch.tensor"
 _CURES: Final = (
     (
         r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
@@ -59,6 +60,10 @@ _CURES: Final = (
         r"torch\.autograd\.set_detect_anomaly",
         "It records the stack of every operation: switch it off once the error is found.",
     ),
+    (
+        r"torch\.tensor",
+        "It converts Python's values one by one: convert them once before the loop, or keep NumPy arrays.",
+    ),
     (r".*\.empty_cache", "Do not empty the cache in the loop: the next step has to allocate the memory again."),
     (r"(?:queue|threading)\..*", "The training thread waits for another thread: let that run ahead, or start more."),
 )
@@ -81,7 +86,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
             in_library = "." in call
             if not _is_known(call) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
-            if not in_library and found.seconds_per_step < LOST.value * rank.step_s:
+            if (not in_library or call == _CONVERTS) and found.seconds_per_step < LOST.value * rank.step_s:
                 continue  # the program may need what it computes itself
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
             if call == PYTHON and rank.gpu is not None and idle_s is None:

@@ -35,6 +35,8 @@ _LOCKS: Final = frozenset({"fcntl.flock", "fcntl.lockf"})
 """Functions in C that wait for a lock."""
 _BETWEEN: Final = ("other", "unsettled")
 """Phases in which no part of the model is known to run."""
+_AROUND_MODEL: Final = (*_BETWEEN, "forward")
+"""Those, and all from a batch to backward: what prepares the batch, the model, the loss."""
 
 
 class StackSamples:
@@ -103,13 +105,16 @@ class StackSamples:
             return call
         if phase == "data_wait":
             return call if in_sampler(frames) else None
-        if phase not in _BETWEEN:
+        if phase not in _AROUND_MODEL:
             return None
         if call.origin == "program" and not call.in_model:
-            if name := self._sources.call(call.file, call.line):
+            name = self._sources.call(call.file, call.line)
+            if name and (phase in _BETWEEN or self._sources.calls_no_package(call.file, call.line)):
                 return replace(call, name=name)
             if self._sources.is_excused(call.file, call.line):
                 return None
+        if phase not in _BETWEEN:
+            return None
         # What works on tensors may be a part of the loss, unless the loop runs it after backward.
         for line in lines_of_program(frames):
             if self._sources.is_after_backward(line.file, line.line):
@@ -133,11 +138,11 @@ class StackSamples:
         if holds_gil is None or innermost is None or innermost.in_model:
             return False
         file, line = frames[0].file, frames[0].line
-        if phase not in (*_BETWEEN, "forward") or (file, line) != (innermost.file, innermost.line):
+        if phase not in _AROUND_MODEL or (file, line) != (innermost.file, innermost.line):
             return False
         if call is not None and call.name and (call.file, call.line) == (file, line):
             return False  # it is known what it calls
-        if not self._sources.may_be_python(file, line) or in_compiled(frames):
+        if not self._sources.calls_no_package(file, line) or in_compiled(frames):
             return False
         instead = "" if call is None else self._shown(place, call.file, call.line)
         return self.tally.add_innermost(

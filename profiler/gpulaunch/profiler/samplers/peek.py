@@ -26,7 +26,9 @@ from gpulaunch.profiler.samplers.pylayout import Layout, LayoutError, base_of, f
 from gpulaunch.profiler.samplers.pyspy import Look, PySpy
 from gpulaunch.profiler.stack import Frame
 
-_TRIES: Final = 5
+_PAUSES_S: Final = (0.0, 0.0, 0.0, 0.002, 0.002)
+"""After each try. At once, the process is still in the same call, so that no kind of code is under-represented; but one
+that waits for a core stays where it is."""
 CHECKS: Final = 50
 """How often the own stack is read before its layout is not believed: a stack may be torn."""
 _PAUSE_S: Final = 0.002
@@ -109,7 +111,7 @@ class Peek:
         """Sample one process; never raises."""
         failed = self.absent()
         if self._layout is not None:
-            for _ in range(_TRIES):
+            for pause_s in _PAUSES_S:
                 failed = "own reader: it does not run the same Python"
                 try:
                     if not (base := self._base_of(pid, self._layout)):
@@ -120,7 +122,7 @@ class Peek:
                     if self._is_whole(pid, frames):
                         return Look(frames=frames, holds_gil=holds_gil)
                     failed = "own reader: its stack could not be read in one piece"
-                    time.sleep(_PAUSE_S)  # a process that waits for a core stays where it is
+                    time.sleep(pause_s)
                     continue
                 except OSError as error:
                     failed = f"own reader: {error.strerror}"

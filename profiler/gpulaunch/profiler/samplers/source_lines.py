@@ -40,6 +40,32 @@ _RESULTS: Final = frozenset({"encode", "digest", "hexdigest", "tobytes", "getval
 """Methods without arguments that give what is no tensor another form."""
 _CONVERTS: Final = _RESULTS | {"fileno", "numpy", "detach"}
 """Those that wait for no GPU, of what is given to a function."""
+_TENSOR: Final = "torch.tensor"
+_TENSORS: Final = frozenset({_TENSOR, "torch.as_tensor", "torch.Tensor", "torch.FloatTensor", "torch.LongTensor"})
+"""Functions that make a tensor of Python's values, which they convert one by one."""
+_AROUND_TENSORS: Final = frozenset(
+    {
+        *("list", "tuple", "map", "zip", "range", "enumerate", "len", "int", "float", "bool", "reversed", "append"),
+        *("to", "long", "float", "bool", "unsqueeze", "view", "reshape", "items", "keys", "values"),
+    }
+)
+"""Functions and methods that take little time beside that."""
+_PLAIN: Final = (
+    *(
+        ast.stmt,
+        ast.Call,
+        ast.Name,
+        ast.Attribute,
+        ast.Constant,
+        ast.Starred,
+        ast.keyword,
+        ast.expr_context,
+        ast.Subscript,
+    ),
+    *(ast.Slice, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.comprehension),
+    *(ast.UnaryOp, ast.unaryop),
+)
+"""What may be in such a statement: nothing that computes with tensors."""
 _OF_A_STEP: Final = frozenset(
     {
         *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
@@ -68,9 +94,9 @@ class _Source:
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     detects_anomaly: int = 0
 
-    def name(self, call: ast.Call, function: str) -> None:
-        """Take a function as what the lines of a call call, where nothing else is known of them."""
-        for line in lines_of(call):
+    def name(self, node: ast.Call | ast.stmt, function: str) -> None:
+        """Take a function as what the lines of a node call, where nothing else is known of them."""
+        for line in lines_of(node):
             self.calls.setdefault(line, function)
 
 
@@ -82,7 +108,8 @@ class SourceLines:
         self._began_s = time.time()
 
     def call(self, file: str, line: int) -> str:
-        """Return the function in C that a line calls: of an imported module, torch's excepted, or a slow builtin.
+        """Return the function in C that a line calls: of an imported module, of torch only what converts
+        Python's values, or a slow builtin.
 
         Args:
             file: as Python has it.
@@ -95,9 +122,9 @@ class SourceLines:
         itself what a step needs."""
         return line in self._source(file).after_backward
 
-    def may_be_python(self, file: str, line: int) -> bool:
-        """Whether a line that calls nothing written in Python may compute without tensors: it calls no function of a
-        package (operations in C++ may keep the GIL), it is not excused, and its source is known."""
+    def calls_no_package(self, file: str, line: int) -> bool:
+        """Whether a line calls no function of a package that may compute with tensors (operations in C++ may keep the
+        GIL), it is not excused, and its source is known."""
         source = self._source(file)
         return source.is_read and line not in source.foreign and line not in source.excused
 
@@ -142,6 +169,8 @@ def _read(file: str, until_s: float) -> _Source:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
             source.name(call, name)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return) and _makes_tensors(node, everything):
+            source.name(node, _TENSOR)
         if isinstance(node, ast.Call):
             _read_call(source, node, everything)
         if isinstance(node, _Loop):
@@ -189,6 +218,18 @@ def _only_call(statement: ast.stmt) -> ast.Call | None:
     if not isinstance(call, ast.Call):
         return None
     return call if all(map(_takes_no_time, (*call.args, *call.keywords))) else None
+
+
+def _makes_tensors(statement: ast.stmt, imported: dict[str, str]) -> bool:
+    """Whether all that takes time in a statement is that it makes tensors of Python's values."""
+    nodes = list(ast.walk(statement))
+    makes = {node for node in nodes if isinstance(node, ast.Call) and _called(node, imported) in _TENSORS}
+    return bool(makes) and all(
+        isinstance(node, _PLAIN)
+        and (not isinstance(node, ast.Call) or node in makes or last_name(node) in _AROUND_TENSORS)
+        and (not isinstance(node, ast.Subscript) or not any(calls_in(node)))  # `table[torch.tensor(rows)]`
+        for node in nodes
+    )
 
 
 def _takes_no_time(argument: ast.AST) -> bool:
