@@ -126,3 +126,37 @@ def test_of_loops_in_each_other_the_outermost_is_first_and_a_function_begins_ane
 
     assert loops(program) == {2: (2,), 3: (2, 3), 4: (2, 3, 4), 5: (2, 3, 4)}
     assert loops(made) == {1: (1,), 4: (4,), 5: (1,)}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loss = torch.stack(list(map(component, ys, means))).sum()",
+        "loss = sum(map(lambda y: (y - 1) ** 2, ys))",
+        "both = [*map(self.score, ys)]",
+        "loss = functools.reduce(torch.logaddexp, parts)",
+        "loss = reduce(torch.add, map(component, ys))",
+        "loss = reduce(operator.add, (f(y) for y in ys))",
+    ],
+)
+def test_map_and_reduce_are_loops(line: str) -> None:
+    assert set(loops(line)) == {1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lengths = torch.tensor([0, *map(len, ids)])",
+        "print(*map(str, losses))",
+        "batches = map(prepare, loader)",
+        "for batch in map(prepare, loader):\n    kept.append(batch)",
+        "y = functools.reduce(lambda h, layer: layer(h), self.layers, x)",
+        "y = reduce(torch.matmul, matrices)",
+        "norm = sum(map(square, model.parameters()))",
+        "loss = sum(map(head, (a, b, c)))",
+        "total = reduce(torch.add, losses.values())",
+        "values = list(map(float, line.split()))",
+    ],
+)
+def test_so_are_not_those_that_hand_out_convert_need_an_order_or_go_through_a_few_things(line: str) -> None:
+    assert loops(line) == {}

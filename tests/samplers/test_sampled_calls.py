@@ -31,6 +31,8 @@ DEEPCOPY = Frame("deepcopy", f"{PYTHON}/copy.py", 136)
 TENSOR = Frame("Tensor.__deepcopy__", f"{PACKAGES}/torch/_tensor.py", 120)
 MODULE = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
 LAYER = Frame("Block.forward", "/home/me/model.py", 12)
+METRIC = f"{PACKAGES}/torchmetrics/metric.py"
+AUROC = f"{PACKAGES}/torchmetrics/classification/auroc.py"
 FIT = Frame("Trainer.fit", f"{PACKAGES}/lightning/pytorch/trainer/trainer.py", 560)
 
 
@@ -75,6 +77,17 @@ def called(*frames: Frame) -> Call:
         ),
         ((Frame("Event.wait", f"{PYTHON}/threading.py", 655),), "threading.wait", "python"),
         ((MODULE,), "torch.nn.modules.module._call_impl", "torch"),
+        (
+            (
+                Frame("Metric._wrap_compute.<locals>.wrapped_func", METRIC, 699),
+                Frame("BinaryAUROC.compute", AUROC, 125),
+                TENSOR,
+            ),
+            "torchmetrics.BinaryAUROC.compute",
+            "package",
+        ),
+        ((Frame("wrapped_func", METRIC, 560), Frame("update", AUROC, 90)), "torchmetrics.Metric.update", "package"),
+        ((Frame("wrapped_func", METRIC, 560),), "torchmetrics.Metric.compute", "package"),
         ((Frame("empty_cache", f"{PACKAGES}/torch/cuda/memory.py", 1),), "torch.cuda.memory.empty_cache", "torch"),
         ((Frame("tap", "/src/gpulaunch/profiler/gpulaunch/profiler/probe/taps.py", 1),), "", "program"),
         ((), "", "program"),
@@ -121,6 +134,12 @@ def test_packages_that_may_compute_with_tensors_are_not_told(frames: tuple[Frame
             (Frame("empty_cache", f"{PACKAGES}/torch/cuda/memory.py", 1),),
             {"forward", "backward", "optimizer", "other", "unsettled", "validation"},
         ),
+        (
+            (Frame("wrapped_func", METRIC, 699), Frame("BinaryAUROC.compute", AUROC, 125), TENSOR),
+            {"forward", "backward", "optimizer", "other", "unsettled"},
+        ),
+        ((MODULE, Frame("Metric.forward", METRIC, 300), Frame("wrapped_func", METRIC, 560)), set()),
+        ((Frame("ssim", f"{PACKAGES}/torchmetrics/functional/image/ssim.py", 9),), set()),
         ((), set()),
     ],
 )

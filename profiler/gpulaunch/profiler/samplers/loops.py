@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -24,8 +24,12 @@ _FEW: Final = 9
 """Turns that are no batch, but the heads or scales of a model."""
 _WRAPS: Final = frozenset({"enumerate", "zip", "reversed", "sorted", "list", "tuple", "tqdm"})
 """Functions that a loop goes through what they are given."""
-_TAKES_ALL: Final = frozenset({"sum", "max", "min", "list", "tuple", "stack", "cat"})
-"""Functions that take all of a generator at once: others may hand out its batches one by one."""
+_TAKES_ALL: Final = frozenset({"sum", "max", "min", "list", "tuple", "stack", "cat", "reduce"})
+"""Functions that take all of a generator or `map` at once: others may hand out its batches one by one."""
+_REDUCES: Final = frozenset(
+    {"add", "mul", "maximum", "minimum", "logaddexp", "logaddexp2", "logical_and", "logical_or"}
+)
+"""What `functools.reduce` may be given in any order, and torch does for a whole batch at once."""
 _OF_THE_MODEL: Final = re.compile(
     r"(?:\w+_)?(?:parameters|params|buffers|weights|grads|gradients|modules|children|layers|blocks)|param_groups"
     r"|state_dict"
@@ -56,6 +60,8 @@ def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int,
         node, around, counts = todo.pop()
         if isinstance(node, ast.Call) and last_name(node) in _TAKES_ALL:
             taken.update(id(each) for each in node.args)
+        elif isinstance(node, ast.Starred):
+            taken.add(id(node.value))
         if isinstance(node, _Scope):
             around, counts = (), not isinstance(node, _Function) or not _hands_out(node)
             found.update(dict.fromkeys(lines_of(node), around))
@@ -64,6 +70,9 @@ def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int,
             if is_taken and _is_of_elements(node) and not makes_steps(node):
                 around = (*around, lines_of(node))
                 found.update(dict.fromkeys(lines_of(node), around))
+        elif counts and isinstance(node, ast.Call) and (_is_reduced(node) or (id(node) in taken and _is_mapped(node))):
+            around = (*around, lines_of(node))
+            found.update(dict.fromkeys(lines_of(node), around))
         todo += ((child, around, counts) for child in ast.iter_child_nodes(node))
     return {line: loops for line, loops in found.items() if loops}
 
@@ -99,12 +108,29 @@ def _is_of_elements(loop: Loop) -> bool:
     iterated = [loop.iter] if isinstance(loop, ast.For) else [each.iter for each in loop.generators]
     if any(_is_few(each) or _is_of_model(each) for each in iterated):
         return False
-    return _computes(loop) and not turns_need_each_other(loop)
+    return _computes(parts_of(loop)) and not turns_need_each_other(loop)
 
 
-def _computes(loop: Loop) -> bool:
-    """Whether anything in it may be an operation with tensors."""
-    nodes = [node for part in parts_of(loop) for node in ast.walk(part)]
+def _is_mapped(call: ast.Call) -> bool:
+    """Whether it is `map` with a function that may compute something with each of many elements."""
+    if last_name(call) != "map" or len(call.args) < 2:
+        return False
+    function, *iterated = call.args
+    if any(_is_few(each) or _is_of_model(each) for each in iterated):
+        return False
+    return _computes([function.body]) if isinstance(function, ast.Lambda) else _name(function) not in {"", *_MOVES}
+
+
+def _is_reduced(call: ast.Call) -> bool:
+    """Whether it is `functools.reduce` with a function that does not need an order."""
+    if last_name(call) != "reduce" or len(call.args) < 2 or _name(call.args[0]) not in _REDUCES:
+        return False
+    return not _is_few(call.args[1]) and not _is_of_model(call.args[1])
+
+
+def _computes(parts: Iterable[ast.AST]) -> bool:
+    """Whether anything in parts of a tree may be an operation with tensors."""
+    nodes = [node for part in parts for node in ast.walk(part)]
     calls = (last_name(node) for node in nodes if isinstance(node, ast.Call))
     return any(isinstance(node, ast.BinOp | ast.AugAssign) for node in nodes) or any(
         name not in _MOVES for name in calls

@@ -29,6 +29,8 @@ from gpulaunch.profiler.stack import Frame
 _PAUSES_S: Final = (0.0, 0.0, 0.0, 0.002, 0.002)
 """After each try. At once, the process is still in the same call, so that no kind of code is under-represented; but one
 that waits for a core stays where it is."""
+_TORN_LOOKS: Final = 3
+"""In a row, of a process, before py-spy is tried: it takes a hundred times as long, and the next look may succeed."""
 CHECKS: Final = 50
 """How often the own stack is read before its layout is not believed: a stack may be torn."""
 _PAUSE_S: Final = 0.002
@@ -90,6 +92,7 @@ class Peek:
         self._functions: dict[tuple[int, ...], _Function] = {}
         self._called: dict[int, set[tuple[str, str]]] = {}  # pid -> file and name of frames that had a caller
         self._longest: dict[int, tuple[int, tuple[str, str]]] = {}  # pid -> frames and end of its longest stack so far
+        self._torn: dict[int, int] = {}  # pid -> looks in a row that failed
 
     @property
     def name(self) -> str:
@@ -111,6 +114,7 @@ class Peek:
         """Sample one process; never raises."""
         failed = self.absent()
         if self._layout is not None:
+            is_torn = False
             for pause_s in _PAUSES_S:
                 failed = "own reader: it does not run the same Python"
                 try:
@@ -120,20 +124,30 @@ class Peek:
                     holds_gil = _holds_gil(pid, thread, base, self._layout)
                     frames = tuple(self._frames(pid, thread, base, self._layout))
                     if self._is_whole(pid, frames):
+                        self._torn.pop(pid, None)
                         return Look(frames=frames, holds_gil=holds_gil)
-                    failed = "own reader: its stack could not be read in one piece"
+                    failed, is_torn = "own reader: its stack changed each time that it was read", True
                     time.sleep(pause_s)
                     continue
                 except OSError as error:
-                    failed = f"own reader: {error.strerror}"
+                    failed, is_torn = f"own reader: {error.strerror}", False
                 except (_TornError, ValueError, struct.error):
-                    failed = "own reader: its stack could not be read in one piece"
+                    failed, is_torn = "own reader: its stack could not be read in one piece", False
                 self._bases.pop(pid, None)  # it may be another program by now
             self._called.pop(pid, None)  # it may run another program by now
             self._longest.pop(pid, None)
+            if is_torn and self._is_first_failure(pid):
+                return Look()
             if self._otherwise.absent():
                 return Look(failed=failed if os.path.exists(f"/proc/{pid}") else "")
         return self._otherwise.look(pid)
+
+    def _is_first_failure(self, pid: int) -> bool:
+        """Count a look that failed; whether it is one of the first in a row."""
+        if len(self._torn) >= _MOST_PROCESSES:
+            self._torn.clear()
+        self._torn[pid] = self._torn.get(pid, 0) + 1
+        return self._torn[pid] < _TORN_LOOKS
 
     def _is_whole(self, pid: int, frames: tuple[Frame, ...]) -> bool:
         """Whether a stack ends with a frame that never had a caller: of a program that writes JSON, half do not."""

@@ -33,9 +33,12 @@ _WRAPPER: Final = re.compile(r"_?(?:wrap(?:per|ped|s)?|inner(?:_\w+)?|decorat\w+
 _ON_THE_HOST: Final = re.compile(
     r"(?:sklearn|scipy|pandas|PIL|cv2|skimage|matplotlib|numpy|nltk|spacy|evaluate|rouge_score|sacrebleu|tokenizers"
     r"|sentencepiece|tiktoken|transformers\.tokenization\w*|requests|urllib3|httpx|boto3|botocore|h5py|lmdb|zarr|pyarrow"
-    r"|orjson|ujson|yaml|psutil)\..+"
+    r"|orjson|ujson|yaml|psutil)\..+|torchmetrics\.\w+\.(?:compute|update)"
 )
-"""Packages that do not compute with tensors. Of others it is not known: a loss or a layer may be theirs."""
+"""Packages that do not compute with tensors, and metrics that a program asks for itself. Of others it is not known: a
+loss or a layer may be theirs."""
+_METRIC: Final = re.compile(r".*/torchmetrics/metric\.py (?:.*\.)?wrapped_func")
+"""Around these methods of a metric (torchmetrics 1.9). Its `forward`, which may be a loss, is called as a module's."""
 _GATHERING: Final = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"})
 """Functions of torch.distributed.checkpoint that gather the state of all ranks, by collectives."""
 _TORCH_CALLS: Final = _GATHERING | {
@@ -101,6 +104,8 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     in_model = any(frame.file.endswith(_CALLS_THE_MODEL) for frame in frames[depth:])
     if not below:
         return Call(line.file, line.line, in_model=in_model)
+    if _METRIC.fullmatch(f"{below[0][0].file} {below[0][0].name}"):
+        return Call(line.file, line.line, _metric(below[1][0].name if below[1:] else ""), "package", in_model=in_model)
     meant = (each for each in below if not _WRAPPER.fullmatch(_function(each[0])) and not _CARRIES.fullmatch(each[2]))
     callee, origin, module = next(meant, below[0])
     name = _dotted(module, _function(callee))
@@ -211,6 +216,8 @@ def is_outside_compute(call: Call, phase: str) -> bool:
         return True
     if call.origin == "torch":
         return call.name.rpartition(".")[2] in _TORCH_CALLS
+    if phase == "validation" and call.name.startswith("torchmetrics."):
+        return False  # that is where it belongs
     return call.origin == "package" and on_the_host(call.name) and not call.within_torch
 
 
@@ -261,6 +268,12 @@ def _origin(file: str) -> tuple[Origin, str]:
 
 def _function(frame: Frame) -> str:
     return frame.name.rpartition(".")[2]
+
+
+def _metric(method: str) -> str:
+    """`BinaryAUROC.compute` as it is shown; where it is not known, what takes the time of nearly all metrics."""
+    kind, _, name = method.rpartition(".")
+    return f"torchmetrics.{kind or 'Metric'}.{name if name in ('compute', 'update') else 'compute'}"
 
 
 def _dotted(module: str, function: str) -> str:

@@ -41,6 +41,8 @@ CREDIT_S: Final = 0.4
 """CPU seconds beyond that, from the first step on: a short run is to have enough samples to name a line, and to tell
 what it costs: the share of one that holds a third of the steps has a standard error of 10 % after 20 s. A sample takes
 0.6 ms, and two or three times as long if the caches are cold, or it is the first one in its functions."""
+_LONGEST_BEFORE_STEPS_S: Final = 5.0
+"""Between samples before the first step, whatever they cost: the credit begins with a sample after it."""
 _SHORTEST_S: Final = 0.1
 """Between two samples of the same rank, and half as long between those of two ranks."""
 _TURNS_OF_A_WORKER: Final = 10
@@ -257,6 +259,8 @@ class Allowance:
         """Take the cost of a sample; return how much more than allowed was used so far."""
         self._left_s = min(CREDIT_S, self._left_s + BUDGET * (now_s - self._at_s)) - cost_s
         self._at_s = now_s
+        if not self._extended:
+            self._left_s = max(self._left_s, -BUDGET * _LONGEST_BEFORE_STEPS_S)
         return max(0.0, -self._left_s)
 
 
