@@ -180,8 +180,11 @@ def logged(*, comm_ms: float, overlap_ms: float) -> Pauses:
     return replace(NO_PAUSES, ddp_comm_ns=int(comm_ms * MS), ddp_overlap_ns=int(overlap_ms * MS))
 
 
-def on_one_contended_core(*, backward_ms: float, device: Any = None, pauses: Pauses | None = None) -> Window:
-    """Rank 1 takes 30 ms longer for its forward and so much for its backward; rank 0 waits in comm for both."""
+def on_one_contended_core(
+    *, backward_ms: float, device: Any = None, pauses: Pauses | None = None, queued: float = 1.0
+) -> Window:
+    """Rank 1 takes 30 ms longer for its forward and so much for its backward, that part of it without a core; rank 0
+    waits in comm for both."""
     on_cpu = facts(device=device)
     waiting = rank(
         0,
@@ -194,7 +197,7 @@ def on_one_contended_core(*, backward_ms: float, device: Any = None, pauses: Pau
         phases_ms={"forward": HEALTHY_MS["forward"] + LATE_MS, "backward": HEALTHY_MS["backward"] + backward_ms},
         facts=on_cpu,
         pauses=logged(comm_ms=11.0, overlap_ms=10.0) if pauses is None else pauses,
-        trainer_runqueue_s=(LATE_MS + backward_ms) / 1e3 * STEPS,
+        trainer_runqueue_s=queued * (LATE_MS + backward_ms) / 1e3 * STEPS,
     )
     return window(waiting, slow)
 
@@ -208,6 +211,13 @@ def test_a_slower_backward_counts_where_its_exposed_communication_is_known() -> 
     assert found.evidence["exposed_comm_seconds_per_step"] == pytest.approx(0.001)
     assert found.evidence["usual_exposed_comm_seconds_per_step"] == pytest.approx(0.080)
     assert found.evidence["overlapped_comm_seconds_per_step"] == pytest.approx(0.010)
+
+
+def test_what_a_rank_has_more_to_compute_is_shared_by_all() -> None:
+    (found,) = straggler(on_one_contended_core(backward_ms=50.0, queued=0.1))
+
+    assert found.evidence["cause"] == "compute"
+    assert found.seconds_per_step == pytest.approx(0.080 / 2)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_functions_of_imported_modules_and_slow_builtins_are_named(program: Path
 
 def test_what_a_loop_does_after_backward_is_told_apart(program: Path) -> None:
     sources = SourceLines()
-    after = {number for number in range(1, 70) if sources.is_after_backward(str(program), number)}
+    after = {number for number in range(1, 70) if sources.is_after_backward(str(program), number, is_innermost=True)}
 
     assert {PROGRAM.splitlines()[number - 1].strip() for number in after} == {
         "average.update(model)",
@@ -103,6 +103,14 @@ def test_what_a_loop_does_after_backward_is_told_apart(program: Path) -> None:
         *('best = sorted(x, key=attrgetter("error"), reverse=True)', "last = sorted(x, key=lambda each: -each[0].age)"),
         "seen = sha256(x.detach().numpy().tobytes()).hexdigest()",
     }
+
+
+def test_a_line_that_waits_for_the_gpu_counts_for_what_it_calls(program: Path) -> None:
+    sources = SourceLines()
+    line = PROGRAM.splitlines().index("            total += loss.item()") + 1
+
+    assert not sources.is_after_backward(str(program), line, is_innermost=True)
+    assert sources.is_after_backward(str(program), line, is_innermost=False)
 
 
 def test_a_function_that_makes_a_step_counts_as_its_backward(tmp_path: Path) -> None:
@@ -130,7 +138,7 @@ def test_a_function_that_makes_a_step_counts_as_its_backward(tmp_path: Path) -> 
     )
     sources = SourceLines()
 
-    assert [line for line in range(30) if sources.is_after_backward(str(program), line)] == [7]
+    assert [line for line in range(30) if sources.is_after_backward(str(program), line, is_innermost=True)] == [7]
 
 
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
@@ -144,7 +152,7 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 
     for each in (broken, large, binary, nested, tmp_path, tmp_path / "none.py", Path("<string>"), Path("train.py")):
         assert sources.call(str(each), 1) == ""
-        assert not sources.is_after_backward(str(each), 1)
+        assert not sources.is_after_backward(str(each), 1, is_innermost=True)
 
 
 def test_lines_that_sleep_or_collect_garbage_are_excused(tmp_path: Path) -> None:

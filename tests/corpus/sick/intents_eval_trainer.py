@@ -58,7 +58,7 @@ class Stop(TrainerCallback):
 torch.set_num_threads(1)
 arguments = TrainingArguments(
     tempfile.mkdtemp(), max_steps=1_000_000, per_device_train_batch_size=32, per_device_eval_batch_size=32,
-    eval_strategy="steps", eval_steps=20 if CURED else 10,  # half as often, as is advised
+    eval_strategy="steps", eval_steps=80 if CURED else 10,  # about a tenth of the time, as is advised
     use_cpu=True, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
 )  # fmt: skip
 stop = Stop()

@@ -17,6 +17,7 @@ from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.thresholds import (
+    CONVERTED,
     GRAPH_NODES,
     LOOP_SHARE,
     LOST,
@@ -83,10 +84,11 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            in_library = "." in call
+            in_library = "." in call and call != _CONVERTS
             if not _is_known(call) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
-            if (not in_library or call == _CONVERTS) and found.seconds_per_step < LOST.value * rank.step_s:
+            least = CONVERTED if call == _CONVERTS else LOST
+            if not in_library and found.seconds_per_step < least.value * rank.step_s:
                 continue  # the program may need what it computes itself
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
             if call == PYTHON and rank.gpu is not None and idle_s is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, NOWHERE, Loss, Place, place_of
-from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, VALIDATES
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, VALIDATED, VALIDATES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
@@ -36,14 +36,16 @@ def frequent_validation(window: Window) -> Iterator[Loss]:
         if rank.validation_share < VALIDATES.value:  # a rare one may fill the long window
             continue
         if spent_s and spent_s >= VALIDATES.value * rank.step_s:
+            training_s = max(rank.step_s - spent_s, 0.01 * rank.step_s)
+            enough_s = training_s * VALIDATED.value / (1.0 - VALIDATED.value)
             yield Loss(
                 rank=rank.rank,
-                seconds_per_step=spent_s / 2,
+                seconds_per_step=spent_s - enough_s,
                 step_s=rank.step_s,
                 confidence=MEASURED,
                 evidence={"step_seconds": rank.step_s, "validation_seconds_per_step": spent_s},
-                advice=f"{spent_s / rank.step_s:.0%} of the time is validation: validate half as often, on a part of "
-                "the data, or with larger batches.",
+                advice=f"{spent_s / rank.step_s:.0%} of the time is validation: {VALIDATED.value:.0%} if it is "
+                f"{spent_s / enough_s:.0f} times less often, or on as much less of the data; larger batches help, too.",
             )
 
 

@@ -232,7 +232,8 @@ EXAMPLES: Final = {
         "    train_step(batch)\n"
         "    if step % 100 == 0:\n"
         "        validate(model, validation_loader)  # 60 batches",
-        prints="38% of the time is validation: validate half as often, on a part of the data, or with larger batches.",
+        prints="38% of the time is validation: 10% if it is 5 times less often, or on as much less of the data; larger "
+        "batches help, too.",
         cure="    if step % 1000 == 0:",
     ),
     "gc-pauses": Example(

@@ -270,8 +270,8 @@ RULES: Final = (
         evidence="Its own work takes longer than that of the median rank, by the program's clock or the GPU's, and it "
         "waits less at synchronization points.",
         costs="Its excess over the median rank; also a slower backward, if the exposed part of DDP's communication is "
-        "known. The cause is in the evidence: input, copies, compute, throttle, CPU contention, garbage collection, "
-        "or other.",
+        "known, less what the others compute more if all share it alike. The cause is in the evidence: input, copies, "
+        "compute, throttle, CPU contention, garbage collection, or other.",
         fix="Depends on the cause.",
         suppressed="The other ranks do not wait for it; or a line that only this rank has takes most of its excess: "
         "that line is then the finding; or it is late because of its data wait, and they wait for their batches "
@@ -345,11 +345,8 @@ RULES: Final = (
         "calls no library; it always holds the GIL, and the idle time of its GPU is not known; the main thread is not "
         "the one that trains; or there are few samples so far.",
         limits=(
-            thresholds.LOST_MEASURED,
-            thresholds.LOST,
-            thresholds.SAMPLED_ERROR,
-            thresholds.SAMPLES_OF_A_LINE,
-            thresholds.LONG_S,
+            *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED),
+            *(thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
         ),
     ),
     Rule(
@@ -392,10 +389,10 @@ RULES: Final = (
         judge=pause_rules.frequent_validation,
         problem="Validation takes a large part of the time.",
         evidence="The phase `validation` of the steps, over the long window and since the start.",
-        costs="Half of that phase: what validation half as often would save.",
-        fix="Validate every second epoch or every N steps, on a part of the data, or with larger batches.",
+        costs="What that phase takes beyond a tenth of the time.",
+        fix="Validate less often, on a part of the data, or with larger batches.",
         suppressed="",
-        limits=(thresholds.VALIDATES, thresholds.LONG_S),
+        limits=(thresholds.VALIDATES, thresholds.VALIDATED, thresholds.LONG_S),
     ),
     Rule(
         id="gc-pauses",

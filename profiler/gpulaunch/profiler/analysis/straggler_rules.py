@@ -10,7 +10,7 @@ its GPU and synchronizes with the other ranks where it waits for it, so a slow G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,16 +116,18 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             _all_wait_for_data(window, by_phase["data_wait"]) or _is_supplied_alike(window, rank)
         ):
             continue
+        is_slower_in_both = False
         if clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
             if slower_s >= LOST.value * rank.step_s:  # less is within the error of logging one step of a hundred
+                is_slower_in_both = by_phase["forward"] > 0
                 by_phase["backward"] = slower_s
                 excess_s += slower_s
         queued_s = _above_usual(window, rank, _queued_s)
         cause = _cause(window, rank, by_phase, crowded=queued_s >= 0.5 * excess_s)
         yield Loss(
             rank=rank.rank,
-            seconds_per_step=excess_s,
+            seconds_per_step=excess_s * (_shared(ranks) if cause == "compute" and is_slower_in_both else 1.0),
             step_s=rank.step_s,
             confidence=DERIVED,
             evidence={
@@ -139,6 +141,12 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             f"{_ADVICE[cause]}{_IF_ALIKE if cause == 'compute' and rank.gpu is not None else ''}",
             subject=f"rank {rank.rank}",
         )
+
+
+def _shared(ranks: Sequence[RankWindow]) -> float:
+    """Of the excess of a rank that has more to compute, in forward and in backward: what is saved if all ranks share it
+    alike, which then have more to do."""
+    return 1.0 - 1.0 / len(ranks)
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:

@@ -80,6 +80,13 @@ LOST: Final = Limit(
     unit="share",
     why="a predicted loss below a tenth of the step is within the variation of steps on a shared machine",
 )
+CONVERTED: Final = Limit(
+    name="converted",
+    value=0.30,
+    unit="share",
+    why="a program that makes its data in Python has to convert them: a simulation of 64 workshops did for 0.20 of its "
+    "steps",
+)
 LOST_MEASURED: Final = Limit(
     name="measured loss", value=0.05, unit="share", why="a measured loss needs no margin for a model"
 )
@@ -253,6 +260,9 @@ VALIDATES: Final = Limit(
     value=0.25,
     unit="share",
     why="of the time; a validation set of a fifth, once per epoch and without backward, takes about a tenth",
+)
+VALIDATED: Final = Limit(
+    name="enough validation", value=0.10, unit="share", why="of the time; what such a validation set takes"
 )
 SUPPLY_DIFFERS: Final = Limit(
     name="slower supply",

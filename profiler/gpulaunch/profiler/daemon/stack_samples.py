@@ -117,7 +117,8 @@ class StackSamples:
             return None
         # What works on tensors may be a part of the loss, unless the loop runs it after backward.
         for line in lines_of_program(frames):
-            if self._sources.is_after_backward(line.file, line.line):
+            is_innermost = (line.file, line.line, call.name) == (call.file, call.line, "")
+            if self._sources.is_after_backward(line.file, line.line, is_innermost=is_innermost):
                 return line
         return in_callback(frames)
 

@@ -33,7 +33,10 @@ _WRAPPER: Final = re.compile(r"_?(?:wrap(?:per|ped|s)?|inner(?:_\w+)?|decorat\w+
 _ON_THE_HOST: Final = re.compile(
     r"(?:sklearn|scipy|pandas|PIL|cv2|skimage|matplotlib|numpy|nltk|spacy|evaluate|rouge_score|sacrebleu|tokenizers"
     r"|sentencepiece|tiktoken|transformers\.tokenization\w*|requests|urllib3|httpx|boto3|botocore|h5py|lmdb|zarr|pyarrow"
-    r"|orjson|ujson|yaml|psutil)\..+|torchmetrics\.\w+\.(?:compute|update)"
+    r"|orjson|ujson|yaml|psutil|networkx|polars|xarray|datasets|imageio|librosa|soundfile|albumentations|seaborn|plotly"
+    r"|rich|tabulate|loguru|joblib|dill|msgpack|sqlalchemy|redis|pymongo|wandb|mlflow|tensorboardX?|comet_ml|neptune"
+    r"|clearml|seqeval|jiwer|pycocotools|gensim|rdkit|shapely|statsmodels)\..+"
+    r"|torchmetrics\.\w+\.(?:compute|update)"
 )
 """Packages that do not compute with tensors, and metrics that a program asks for itself. Of others it is not known: a
 loss or a layer may be theirs."""

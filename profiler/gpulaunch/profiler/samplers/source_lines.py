@@ -69,10 +69,12 @@ _PLAIN: Final = (
 _OF_A_STEP: Final = frozenset(
     {
         *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
-        *("item", "synchronize", "all_reduce", "barrier", "record_stream", "to"),
+        *("synchronize", "all_reduce", "barrier", "record_stream"),
     }
 )
 """Methods that a training step needs after its backward pass."""
+_WAITS: Final = frozenset({"item", "to"})
+"""Methods that wait for the GPU, often of an argument of a call that takes time itself: `log(loss.item())`."""
 _BACKWARD: Final = frozenset({"backward", "manual_backward"})
 _NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "gc", "time", "math", "operator", "sys"})
 """Modules whose functions are torch's own compute or take no time of their own."""
@@ -88,6 +90,7 @@ class _Source:
 
     calls: dict[int, str] = field(default_factory=dict[int, str])
     after_backward: set[int] = field(default_factory=set[int])
+    waits: set[int] = field(default_factory=set[int])
     excused: set[int] = field(default_factory=set[int])
     foreign: set[int] = field(default_factory=set[int])
     is_read: bool = False
@@ -117,10 +120,17 @@ class SourceLines:
         """
         return self._source(file).calls.get(line, "")
 
-    def is_after_backward(self, file: str, line: int) -> bool:
+    def is_after_backward(self, file: str, line: int, *, is_innermost: bool) -> bool:
         """Whether a line is in a loop that calls `backward` above it, or a function of this file that does, and is not
-        itself what a step needs."""
-        return line in self._source(file).after_backward
+        itself what a step needs.
+
+        Args:
+            file: as Python has it.
+            line: where the frame is.
+            is_innermost: whether it calls nothing written in Python: then it may wait for the GPU.
+        """
+        source = self._source(file)
+        return line in source.after_backward and not (is_innermost and line in source.waits)
 
     def calls_no_package(self, file: str, line: int) -> bool:
         """Whether a line calls no function of a package that may compute with tensors (operations in C++ may keep the
@@ -184,6 +194,8 @@ def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> Non
     called = _called(call, imported)
     if _method(call) in _ON_THE_HOST:
         source.name(call, ast.unparse(call.func)[:_MOST_NAME])
+    if _method(call) in _WAITS:
+        source.waits.update(lines_of(call))
     if _is_foreign(called):
         source.foreign.update(lines_of(call))
     if called in _EXCUSED:
