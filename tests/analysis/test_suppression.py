@@ -29,7 +29,7 @@ from rule_cases import CASES, looping_rank, two_ranks
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED
 from gpulaunch.profiler.analysis.thresholds import TRANSFER_S
-from gpulaunch.profiler.analysis.window import Window
+from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
 def rules(seen: Window) -> list[str]:
@@ -764,7 +764,7 @@ def test_a_wait_for_a_sampler_is_not_one_for_workers() -> None:
         {"nodes": 400},
         {"facts": facts(device=None)},
         {"looping": {"train.py:88": 4}},
-        {"looping": {"train.py:88": 19}},
+        {"looping": {"train.py:88": 11}},
         {"before_backward": 400, "samples": 700},
         {"backward": {}},
     ],
@@ -773,7 +773,7 @@ def test_a_wait_for_a_sampler_is_not_one_for_workers() -> None:
         "long nodes",
         "no graph",
         "a small loop",
-        "less than half",
+        "less than a third",
         "few of many samples",
         "no sample in backward",
     ],
@@ -870,6 +870,28 @@ def test_on_a_gpu_only_the_communication_that_does_not_overlap_is_lost() -> None
 
     assert found.rule == "reduced-in-accumulation"
     assert found.seconds_per_step == pytest.approx(0.020)
+
+
+def fsdp(*, backwards: float, gathers: float) -> RankWindow:
+    """A rank whose line train.py:88 calls backward, and waits there for 40 ms of a step in collectives."""
+    at_backward = replace(site("collective", count=8 * STEPS, blocked_ns=40 * STEPS * MS), text="train.py:88 main")
+    ratios = {"backwards_per_optimizer_step": backwards, "gathers_per_reduction": gathers}
+    return rank(
+        gpu=None, phases_ms={"comm": 40.0}, facts=facts(fsdp=ratios), backward={"train.py:88": 9}, sites=(at_backward,)
+    )
+
+
+@pytest.mark.parametrize(("backwards", "gathers", "saves_ms"), [(4.0, 1.0, 30.0), (4.0, 2.0, 15.0), (2.0, 1.0, 20.0)])
+def test_fsdp_that_reduces_in_accumulation_steps_is_told(backwards: float, gathers: float, saves_ms: float) -> None:
+    (found,) = advise(window(fsdp(backwards=backwards, gathers=gathers)))
+
+    assert (found.rule, found.line) == ("reduced-in-accumulation", 88)
+    assert 1e3 * found.seconds_per_step == pytest.approx(saves_ms)
+
+
+@pytest.mark.parametrize(("backwards", "gathers"), [(4.0, 4.0), (4.0, 7.5), (3.0, 3.0), (2.0, 2.0), (1.0, 1.0)])
+def test_fsdp_that_reduces_once_or_may_do_so_is_left_alone(backwards: float, gathers: float) -> None:
+    assert rules(window(fsdp(backwards=backwards, gathers=gathers))) == []
 
 
 def test_double_precision_that_is_asked_for_is_left_alone() -> None:

@@ -32,7 +32,7 @@ from gpulaunch.profiler.channel.collectives import (
 )
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.channel.segment import SegmentReader
-from gpulaunch.profiler.probe import collectives, recorder
+from gpulaunch.profiler.probe import collectives, facts, recorder
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.state import Probe
 
@@ -92,6 +92,29 @@ def test_a_call_is_said_before_it_waits(probe: Probe) -> None:
 
     assert (inside[CALL], inside[counter]) == (running, 1)
     assert (words[CALL], words[counter]) == (returned, 1)
+
+
+@pytest.mark.parametrize(("module", "told"), [("torch.distributed.fsdp._fully_shard._fsdp", 2.0), ("megatron", None)])
+def test_what_fsdp_calls_is_told_as_a_ratio(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch, module: str, told: float | None
+) -> None:
+    """Four backward passes for each step of the optimizer, and in each one reduction and two gathers."""
+    monkeypatch.setattr(facts.rank_facts, "known", {})
+    calls = collectives.Calls(probe, no_words())
+    library: dict[str, Any] = {"__name__": module}
+    for kind in ("all_gather", "reduce_scatter"):
+        library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda: None)
+    exec("def backward():\n  all_gather()\n  all_gather()\n  reduce_scatter()", library)
+    for _ in range(4):
+        library["backward"]()
+    calls.look()
+    assert "fsdp" not in facts.rank_facts.known, "no step of an optimizer so far"
+    probe.machine.microsteps, probe.machine.optimized = 4, 1
+    calls.look()
+
+    fsdp = facts.rank_facts.known.get("fsdp")
+    ratios = {"gathers_per_reduction": told, "backwards_per_optimizer_step": 4.0}
+    assert fsdp == (None if told is None else ratios)
 
 
 def test_a_call_that_fails_is_over_too(probe: Probe) -> None:

@@ -297,14 +297,17 @@ RULES: Final = (
     Rule(
         id="reduced-in-accumulation",
         judge=collective_rules.reduced_in_accumulation,
-        problem="DistributedDataParallel reduces the gradients in every backward pass, although they are accumulated.",
-        evidence="The iterations that DistributedDataParallel has logged, compared with the steps of the optimizer.",
+        problem="DistributedDataParallel or FSDP reduces the gradients in every backward pass, although they are "
+        "accumulated.",
+        evidence="The iterations that DistributedDataParallel has logged, compared with the steps of the optimizer; "
+        "FSDP's reductions, compared with its gathers, which each backward pass needs.",
         costs="The exposed communication of all reductions but one. Communication that overlaps with backward costs "
-        "nothing on a GPU; on the CPU it is included if all cores are busy, as it then takes one from backward.",
+        "nothing on a GPU; on the CPU it is included if all cores are busy, as it then takes one from backward. Of "
+        "FSDP, the part of the time in collectives at the line that calls `backward`.",
         fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
-        "Accelerate, `accelerator.accumulate(model)`.",
+        "Accelerate, `accelerator.accumulate(model)`; with FSDP2, `model.set_requires_gradient_sync(False)`.",
         suppressed="There are several modules of DistributedDataParallel, or several optimizers, which may have a "
-        "backward pass each.",
+        "backward pass each; or FSDP trains on a GPU, where its collectives are not on the training thread.",
         limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
     ),
     Rule(
@@ -360,7 +363,7 @@ RULES: Final = (
         "of a node, as the rest is computed in any case. With a GPU at most its idle time. An estimate.",
         fix="One operation for the whole batch: broadcasting, indexing with a tensor, a masked reduction, "
         "`torch.vmap`.",
-        suppressed="The graph is small, or its nodes take long; the loop is less than half of forward, makes training "
+        suppressed="The graph is small, or its nodes take long; the loop is less than 30 % of forward, makes training "
         "steps, hands out batches, goes through the modules or parameters of a model, a dictionary or a few things "
         "that the source lists, only moves or collects tensors, or each turn needs what the one before has computed "
         "(a recurrent network), as far as its source shows: a state that a method keeps in another object is not seen. "

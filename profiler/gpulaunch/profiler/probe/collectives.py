@@ -55,6 +55,7 @@ COLLECTIVES: Final = (
 )
 """Functions of torch.distributed that may wait for other ranks; not those that only start something (isend)."""
 
+_FSDP: Final = "torch.distributed.fsdp."
 _LOGGED: Final = 9  # steps whose median is used for all
 _DDP_FACTS: Final = (
     *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
@@ -95,6 +96,7 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
     reducers = _Reducers(probe)
     put(parallel, "__init__", _tap_init(probe, reducers, parallel.__init__), undo)
     undo.append(probe.each_second(Hook.NESTED, reducers.look))
+    undo.append(probe.each_second(Hook.NESTED, calls.look))
     undo.append(probe.each_second(Hook.NESTED, Recorder(torch, calls.words).look))
 
 
@@ -131,6 +133,7 @@ class Calls:
         self._unobserved = unobserved
         self._sites = Sites(probe.writer)
         self._small_at = -1  # optimizers' steps before the last small one
+        self._of_fsdp = {words_of_call(kind)[2]: 0 for kind in ("reduce_scatter", "all_gather")}
 
     def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool) -> None:
         """A call has ended.
@@ -151,8 +154,11 @@ class Calls:
             words[_CALLS] += 1
             words[_BLOCKED] += blocked_ns
             line = caller()
-            if line is not sys._getframe(2):  # pyright: ignore[reportPrivateUsage] - torch calls it, not the program
+            asking = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+            if line is not asking:  # torch calls it, not the program
                 is_small = False
+                if call in self._of_fsdp and str(asking.f_globals.get("__name__")).startswith(_FSDP):
+                    self._of_fsdp[call] += 1
             elif not is_small:
                 is_small = self._size_bytes(args) <= _SMALL_BYTES
             kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
@@ -164,6 +170,17 @@ class Calls:
             probe.writer.site(self._sites.row(kind, line), blocked_ns=blocked_ns, gpu_ns=follows_ns)
         except Exception as error:
             probe.fail(error)
+
+    def look(self) -> None:
+        """Publish what FSDP has called: in accumulation steps it need not reduce gradients."""
+        reductions, gathers = self._of_fsdp.values()
+        machine = self._probe.machine
+        if reductions and machine.optimized:
+            ratios = {
+                "gathers_per_reduction": round(gathers / reductions, 1),
+                "backwards_per_optimizer_step": round(machine.microsteps / machine.optimized, 1),
+            }
+            facts.set_fact("fsdp", ratios)
 
     def _size_bytes(self, args: tuple[Any, ...]) -> int:
         """Of the first tensor of the first two arguments; very large if it has no size, as a sparse one."""
