@@ -123,7 +123,7 @@ def measured(
     """The run of a program as it is, and of a sick one those with its cure, before and after it, as one."""
     if not program.sick:
         return one_run(program, cured=False, seconds=seconds, keep=keep), None
-    before = one_run(program, cured=True, seconds=cured_seconds)
+    before = one_run(program, cured=True, seconds=cured_seconds, keep=keep and keep / "before")
     sick = one_run(program, cured=False, seconds=seconds, keep=keep)
     return sick, together([before, one_run(program, cured=True, seconds=cured_seconds, keep=keep)])
 
@@ -136,6 +136,7 @@ def together(runs: Sequence[Row]) -> Row:
         "others": max(run["others"] for run in runs),
         "step_ms": None if None in steps_ms else sum(steps_ms) / len(runs),
         "findings": [found for run in runs for found in run["findings"]],
+        **next(({"log": run["log"]} for run in runs if "log" in run), {}),
     }
 
 

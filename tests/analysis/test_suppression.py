@@ -872,26 +872,30 @@ def test_on_a_gpu_only_the_communication_that_does_not_overlap_is_lost() -> None
     assert found.seconds_per_step == pytest.approx(0.020)
 
 
-def fsdp(*, backwards: float, gathers: float) -> RankWindow:
-    """A rank whose line train.py:88 calls backward, and waits there for 40 ms of a step in collectives."""
-    at_backward = replace(site("collective", count=8 * STEPS, blocked_ns=40 * STEPS * MS), text="train.py:88 main")
-    ratios = {"backwards_per_optimizer_step": backwards, "gathers_per_reduction": gathers}
-    return rank(
-        gpu=None, phases_ms={"comm": 40.0}, facts=facts(fsdp=ratios), backward={"train.py:88": 9}, sites=(at_backward,)
-    )
+def fsdp(*, reductions: float, gathers: float) -> RankWindow:
+    """A rank in which each reduction of gradients takes 10 ms."""
+    ratios = {"reductions_per_step": reductions, "gathers_per_reduction": gathers, "seconds_per_reduction": 0.010}
+    return rank(gpu=None, phases_ms={"comm": 60.0}, facts=facts(fsdp=ratios), backward={"train.py:88": 9})
 
 
-@pytest.mark.parametrize(("backwards", "gathers", "saves_ms"), [(4.0, 1.0, 30.0), (4.0, 2.0, 15.0), (2.0, 1.0, 20.0)])
-def test_fsdp_that_reduces_in_accumulation_steps_is_told(backwards: float, gathers: float, saves_ms: float) -> None:
-    (found,) = advise(window(fsdp(backwards=backwards, gathers=gathers)))
+@pytest.mark.parametrize(("reductions", "gathers", "saves_ms"), [(4.0, 1.0, 30.0), (4.0, 2.0, 30.0), (9.0, 2.0, 60.0)])
+def test_fsdp_that_reduces_in_accumulation_steps_is_told(reductions: float, gathers: float, saves_ms: float) -> None:
+    (found,) = advise(window(fsdp(reductions=reductions, gathers=gathers)))
 
     assert (found.rule, found.line) == ("reduced-in-accumulation", 88)
     assert 1e3 * found.seconds_per_step == pytest.approx(saves_ms)
 
 
-@pytest.mark.parametrize(("backwards", "gathers"), [(4.0, 4.0), (4.0, 7.5), (3.0, 3.0), (2.0, 2.0), (1.0, 1.0)])
-def test_fsdp_that_reduces_once_or_may_do_so_is_left_alone(backwards: float, gathers: float) -> None:
-    assert rules(window(fsdp(backwards=backwards, gathers=gathers))) == []
+@pytest.mark.parametrize(("reductions", "gathers"), [(1.0, 1.0), (1.0, 4.0), (2.0, 1.0), (4.0, 4.0)])
+def test_fsdp_that_reduces_once_or_may_do_so_is_left_alone(reductions: float, gathers: float) -> None:
+    assert rules(window(fsdp(reductions=reductions, gathers=gathers))) == []
+
+
+def test_a_long_validation_that_fills_the_window_is_told_by_its_part_of_the_whole_run() -> None:
+    (found,) = advise(window(rank(phases_ms={"validation": 2000.0}, validation_share=0.3)))
+
+    assert found.rule == "frequent-validation"
+    assert found.advice.startswith("30% of the time is validation: 10% if it is 4 times less often")
 
 
 def test_double_precision_that_is_asked_for_is_left_alone() -> None:

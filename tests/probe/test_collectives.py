@@ -36,6 +36,7 @@ from gpulaunch.profiler.probe import collectives, facts, recorder
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.state import Probe
 
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 RANKS = str(Path(__file__).with_name("ranks.py"))
 
 
@@ -94,27 +95,31 @@ def test_a_call_is_said_before_it_waits(probe: Probe) -> None:
     assert (words[CALL], words[counter]) == (returned, 1)
 
 
-@pytest.mark.parametrize(("module", "told"), [("torch.distributed.fsdp._fully_shard._fsdp", 2.0), ("megatron", None)])
-def test_what_fsdp_calls_is_told_as_a_ratio(
-    probe: Probe, monkeypatch: pytest.MonkeyPatch, module: str, told: float | None
+@pytest.mark.parametrize(("module", "edges", "reductions"), [(FSDP, 4, 4.0), (FSDP, 1, 1.0), ("megatron", 4, None)])
+def test_what_fsdp_calls_is_told_in_ratios(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch, module: str, edges: int, reductions: float | None
 ) -> None:
-    """Four backward passes for each step of the optimizer, and in each one reduction and two gathers."""
-    monkeypatch.setattr(facts.rank_facts, "known", {})
+    """Four backward passes for each step of the optimizer, with reductions in so many of them."""
+    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
     calls = collectives.Calls(probe, no_words())
     library: dict[str, Any] = {"__name__": module}
     for kind in ("all_gather", "reduce_scatter"):
         library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda: None)
-    exec("def backward():\n  all_gather()\n  all_gather()\n  reduce_scatter()", library)
-    for _ in range(4):
+    exec("def backward():\n  all_gather()\n  reduce_scatter()", library)
+    for backward in range(4):
+        probe.writer.words[Word.LAST_EDGE] = 1 + min(backward, edges - 1)
         library["backward"]()
     calls.look()
     assert "fsdp" not in facts.rank_facts.known, "no step of an optimizer so far"
     probe.machine.microsteps, probe.machine.optimized = 4, 1
     calls.look()
 
-    fsdp = facts.rank_facts.known.get("fsdp")
-    ratios = {"gathers_per_reduction": told, "backwards_per_optimizer_step": 4.0}
-    assert fsdp == (None if told is None else ratios)
+    told = facts.rank_facts.known.get("fsdp")
+    if reductions is None:
+        assert told is None
+    else:
+        assert (told["reductions_per_step"], told["gathers_per_reduction"]) == (reductions, 1.0)
+        assert 0.0 < told["seconds_per_reduction"] < 1.0
 
 
 def test_a_call_that_fails_is_over_too(probe: Probe) -> None:

@@ -87,6 +87,11 @@ def called(*frames: Frame) -> Call:
             "package",
         ),
         ((Frame("wrapped_func", METRIC, 560), Frame("update", AUROC, 90)), "torchmetrics.Metric.update", "package"),
+        (
+            (Frame("MetricCollection.update", f"{PACKAGES}/torchmetrics/collections.py", 300),),
+            "torchmetrics.MetricCollection.update",
+            "package",
+        ),
         ((Frame("wrapped_func", METRIC, 560),), "torchmetrics.Metric.compute", "package"),
         ((Frame("empty_cache", f"{PACKAGES}/torch/cuda/memory.py", 1),), "torch.cuda.memory.empty_cache", "torch"),
         ((Frame("tap", "/src/gpulaunch/profiler/gpulaunch/profiler/probe/taps.py", 1),), "", "program"),
@@ -136,7 +141,7 @@ def test_packages_that_may_compute_with_tensors_are_not_told(frames: tuple[Frame
         ),
         (
             (Frame("wrapped_func", METRIC, 699), Frame("BinaryAUROC.compute", AUROC, 125), TENSOR),
-            {"forward", "backward", "optimizer", "other", "unsettled"},
+            {"forward", "backward", "optimizer", "other", "unsettled", "validation"},
         ),
         ((MODULE, Frame("Metric.forward", METRIC, 300), Frame("wrapped_func", METRIC, 560)), set()),
         ((Frame("ssim", f"{PACKAGES}/torchmetrics/functional/image/ssim.py", 9),), set()),

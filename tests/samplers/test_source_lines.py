@@ -93,7 +93,7 @@ def test_functions_of_imported_modules_and_slow_builtins_are_named(program: Path
 
 def test_what_a_loop_does_after_backward_is_told_apart(program: Path) -> None:
     sources = SourceLines()
-    after = {number for number in range(1, 70) if sources.is_after_backward(str(program), number, is_innermost=True)}
+    after = {number for number in range(1, 70) if sources.is_after_backward(str(program), number, may_wait=True)}
 
     assert {PROGRAM.splitlines()[number - 1].strip() for number in after} == {
         "average.update(model)",
@@ -109,8 +109,8 @@ def test_a_line_that_waits_for_the_gpu_counts_for_what_it_calls(program: Path) -
     sources = SourceLines()
     line = PROGRAM.splitlines().index("            total += loss.item()") + 1
 
-    assert not sources.is_after_backward(str(program), line, is_innermost=True)
-    assert sources.is_after_backward(str(program), line, is_innermost=False)
+    assert not sources.is_after_backward(str(program), line, may_wait=True)
+    assert sources.is_after_backward(str(program), line, may_wait=False)
 
 
 def test_a_function_that_makes_a_step_counts_as_its_backward(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_function_that_makes_a_step_counts_as_its_backward(tmp_path: Path) -> 
     )
     sources = SourceLines()
 
-    assert [line for line in range(30) if sources.is_after_backward(str(program), line, is_innermost=True)] == [7]
+    assert [line for line in range(30) if sources.is_after_backward(str(program), line, may_wait=True)] == [7]
 
 
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 
     for each in (broken, large, binary, nested, tmp_path, tmp_path / "none.py", Path("<string>"), Path("train.py")):
         assert sources.call(str(each), 1) == ""
-        assert not sources.is_after_backward(str(each), 1, is_innermost=True)
+        assert not sources.is_after_backward(str(each), 1, may_wait=True)
 
 
 def test_lines_that_sleep_or_collect_garbage_are_excused(tmp_path: Path) -> None:
@@ -241,6 +241,7 @@ def batch(rows, table, device):
     weighed = torch.tensor(rows) * table
     drawn = torch.tensor([row.sum() for row in rows])
     lost = loss(torch.tensor(rows), table)
+    far = torch.tensor(list(map(distance, rows, table)))
     return torch.as_tensor(rows)
 """
 

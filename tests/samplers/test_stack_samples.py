@@ -295,3 +295,17 @@ def test_in_forward_a_function_in_c_counts_if_it_cannot_be_a_part_of_the_model(t
         samples.add(place, "forward", [Frame("<module>", str(program), line)])
 
     assert samples.tally.calling == {(0, f"{program}:3"): 1, (0, f"{program}:4"): 1}
+
+
+def test_a_metric_in_or_after_the_validation_is_where_it_belongs(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("while True:\n    loss.backward()\n    score = f1_score(y, found)\n")
+    metric = Frame("f1_score", f"{PACKAGES}/sklearn/metrics/_classification.py", 1)
+    line = Frame("<module>", str(program), 3)
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    counts: list[int] = []
+    for phase in ("other", "validation", "other", "backward", "other"):
+        samples.add(place, phase, [line] if phase == "backward" else [metric, line])
+        counts.append(sum(samples.tally.calling.values()))
+
+    assert counts == [1, 1, 1, 1, 2]

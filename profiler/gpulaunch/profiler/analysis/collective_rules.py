@@ -9,7 +9,6 @@ from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, NOWHERE, Loss, place_of
 from gpulaunch.profiler.analysis.thresholds import BUSY, LOST_MEASURED, REDUCTIONS, SMALL_COLLECTIVES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
-from gpulaunch.profiler.record import Site
 
 _GATHERS: Final = 2.2
 """All-gathers of parameters per reduction of FSDP that always reduces: 1, or up to 2 if it frees them after forward."""
@@ -94,16 +93,13 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
 def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
     """FSDP gathers parameters once or twice per backward pass, and once or twice per reduction if it always reduces."""
     fsdp = section(rank.facts, "fsdp")
-    backwards, gathers = (
-        number(fsdp, each) or 0.0 for each in ("backwards_per_optimizer_step", "gathers_per_reduction")
-    )
-    if backwards < REDUCTIONS.value or not 0.0 < gathers < min(_GATHERS, 0.8 * backwards):
-        return
-    line = max(rank.backward, key=rank.backward.__getitem__, default="")
-    waited_ns = sum(site.blocked_ns for site in rank.sites if site.kind == "collective" and _is_at(site, line))
-    reducing_s = rank.per_step_s(waited_ns) / max(1.0, gathers)  # it may also gather there
-    lost_s = reducing_s * (1.0 - 1.0 / backwards)
-    if line and lost_s >= LOST_MEASURED.value * rank.step_s:
+    reductions, gathers = number(fsdp, "reductions_per_step") or 0.0, number(fsdp, "gathers_per_reduction") or 0.0
+    if reductions <= REDUCTIONS.value or gathers > _GATHERS:
+        return  # two may be of two modules, each with a backward pass
+    reduction_s = number(fsdp, "seconds_per_reduction") or 0.0
+    lost_s = min(rank.phase_s("comm"), (reductions - 1.0) * reduction_s)
+    if lost_s >= LOST_MEASURED.value * rank.step_s:
+        line = max(rank.backward, key=rank.backward.__getitem__, default="")
         yield Loss(
             rank=rank.rank,
             seconds_per_step=lost_s,
@@ -111,19 +107,15 @@ def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
             confidence=DERIVED,
             evidence={
                 "step_seconds": rank.step_s,
-                "reductions_per_step": backwards,
-                "reducing_seconds_per_step": reducing_s,
+                "reductions_per_step": reductions,
+                "seconds_per_reduction": reduction_s,
                 "gathers_per_reduction": gathers,
             },
             advice="Call model.set_requires_gradient_sync(False) before the forward passes of all but the last "
-            f"micro-batch: the gradients are reduced {backwards:.0f} times per step, and needed once. Until then each "
+            f"micro-batch: the gradients are reduced {reductions:.0f} times per step, and needed once. Until then each "
             "rank keeps those of all parameters.",
-            place=place_of(line),
+            place=place_of(line) if line else NOWHERE,
         )
-
-
-def _is_at(site: Site, line: str) -> bool:
-    return place_of(site.text) == place_of(line)
 
 
 def _is_full(window: Window) -> bool:

@@ -85,7 +85,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
             in_library = "." in call and call != _CONVERTS
-            if not _is_known(call) and rank.gpu is not None:
+            if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
             least = CONVERTED if call == _CONVERTS else LOST
             if not in_library and found.seconds_per_step < least.value * rank.step_s:
@@ -239,6 +239,11 @@ def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tu
 def _is_known(call: str) -> bool:
     """Whether what a line calls is known not to compute with tensors: a function of a library, or any Python code."""
     return "." in call or call == PYTHON
+
+
+def _waits(call: str) -> bool:
+    """Whether what is known may wait for the GPU all the same: it copies to it, or computes there."""
+    return call == _CONVERTS or call.startswith("torchmetrics.")
 
 
 def _cure(call: str) -> str:

@@ -32,9 +32,8 @@ def checkpoint_stall(window: Window) -> Iterator[Loss]:
 def frequent_validation(window: Window) -> Iterator[Loss]:
     """Batches without gradients take a large part of the time."""
     for rank in window.over.ranks:
-        spent_s = rank.phase_s("validation")
-        if rank.validation_share < VALIDATES.value:  # a rare one may fill the long window
-            continue
+        # A rare one may fill the long window.
+        spent_s = min(rank.phase_s("validation"), rank.validation_share * rank.step_s)
         if spent_s and spent_s >= VALIDATES.value * rank.step_s:
             training_s = max(rank.step_s - spent_s, 0.01 * rank.step_s)
             enough_s = training_s * VALIDATED.value / (1.0 - VALIDATED.value)

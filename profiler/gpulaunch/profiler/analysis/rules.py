@@ -336,17 +336,20 @@ RULES: Final = (
         id="hot-line",
         judge=line_rules.hot_line,
         problem="A line of the program holds a part of every step, outside of the model's compute.",
-        evidence="Stack samples of the training thread show one line in a call of Python's library or of a package, in "
-        "a function of the program that its loop calls after `backward`, or always with the GIL: torch releases it for "
-        "each of its operations, so that line computes in Python, or in C that keeps it. The evidence names the call.",
+        evidence="Stack samples of the training thread show one line in a call of Python's library or of a package (what "
+        "is written in C is read in the source), in a function of the program that its loop calls after `backward`, or "
+        "always with the GIL: torch releases it for each of its operations, so that line computes in Python, or in C "
+        "that keeps it. The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time. "
         "A bound, if the line computes with tensors or in Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
-        "call is of a package that may compute with tensors or contains the training loop; the line is the model's and "
-        "calls no library; it always holds the GIL, and the idle time of its GPU is not known; the main thread is not "
-        "the one that trains; or there are few samples so far.",
+        "call is of a package that may compute with tensors (except `update` and `compute` of torchmetrics, without a "
+        "GPU) or contains the training loop; it is a metric in or after the validation; the line is the model's and "
+        "calls no library; it always holds the GIL, and the idle time of its GPU is not known; it makes tensors of "
+        "Python's values, with a GPU or in less than 30 % of the step; the main thread is not the one that trains; or "
+        "there are few samples so far.",
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED),
             *(thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),

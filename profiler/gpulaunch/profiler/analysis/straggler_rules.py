@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss
@@ -116,18 +117,20 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             _all_wait_for_data(window, by_phase["data_wait"]) or _is_supplied_alike(window, rank)
         ):
             continue
-        is_slower_in_both = False
+        has_more_to_compute = False
         if clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
             if slower_s >= LOST.value * rank.step_s:  # less is within the error of logging one step of a hundred
-                is_slower_in_both = by_phase["forward"] > 0
+                has_more_to_compute = by_phase["forward"] >= LOST.value * rank.step_s
                 by_phase["backward"] = slower_s
                 excess_s += slower_s
         queued_s = _above_usual(window, rank, _queued_s)
         cause = _cause(window, rank, by_phase, crowded=queued_s >= 0.5 * excess_s)
         yield Loss(
             rank=rank.rank,
-            seconds_per_step=excess_s * (_shared(ranks) if cause == "compute" and is_slower_in_both else 1.0),
+            seconds_per_step=_above_mean(ranks, rank, clock)
+            if cause == "compute" and has_more_to_compute
+            else excess_s,
             step_s=rank.step_s,
             confidence=DERIVED,
             evidence={
@@ -143,10 +146,13 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         )
 
 
-def _shared(ranks: Sequence[RankWindow]) -> float:
-    """Of the excess of a rank that has more to compute, in forward and in backward: what is saved if all ranks share it
-    alike, which then have more to do."""
-    return 1.0 - 1.0 / len(ranks)
+def _above_mean(ranks: Sequence[RankWindow], rank: RankWindow, clock: _Clock) -> float:
+    """What is saved of the work of a rank that has more of it, in forward and in backward, if all share it alike."""
+
+    def computed_s(each: RankWindow) -> float:
+        return clock.own_s(each) + clock.phase_s(each, "backward")
+
+    return computed_s(rank) - fmean(map(computed_s, ranks))
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:

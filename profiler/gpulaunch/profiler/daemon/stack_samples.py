@@ -24,6 +24,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     is_outside_compute,
     lines_of_program,
     loops_may_be_in,
+    of_metrics,
     spans_steps,
     trains_elsewhere,
     waits_for_lock,
@@ -46,6 +47,7 @@ class StackSamples:
         self.tally = Tally()
         self._root = str(root)
         self._sources = SourceLines()
+        self._validating: dict[int, bool] = {}  # rank -> whether its last phase that is known was validation
 
     def add(self, place: RankPlace, phase: str, frames: Sequence[Frame], holds_gil: bool | None = None) -> None:
         """Take a sample of a rank's main thread.
@@ -56,6 +58,8 @@ class StackSamples:
             frames: the deepest first.
             holds_gil: whether the thread held the GIL; None: not known.
         """
+        if phase not in _BETWEEN:
+            self._validating[place.rank] = phase == "validation"
         if trains_elsewhere(phase, frames):
             self.tally.trains_elsewhere(place.rank)
         innermost = call_of(frames)
@@ -66,7 +70,8 @@ class StackSamples:
         if logs:
             self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
             return
-        call = None if innermost is None else self._outside_compute(innermost, phase, frames)
+        is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
+        call = None if innermost is None or is_metric else self._outside_compute(innermost, phase, frames)
         saves = call is None and phase in _BETWEEN and in_save(frames)
         in_python = not saves and self._is_in_python(place, innermost, call, phase, frames, holds_gil)
         if call is None:
@@ -118,7 +123,8 @@ class StackSamples:
         # What works on tensors may be a part of the loss, unless the loop runs it after backward.
         for line in lines_of_program(frames):
             is_innermost = (line.file, line.line, call.name) == (call.file, call.line, "")
-            if self._sources.is_after_backward(line.file, line.line, is_innermost=is_innermost):
+            may_wait = is_innermost or call.origin == "torch" or call.in_model
+            if self._sources.is_after_backward(line.file, line.line, may_wait=may_wait):
                 return line
         return in_callback(frames)
 

@@ -118,6 +118,10 @@ def open_words(probe: Probe) -> memoryview | list[int]:
         return [0] * (COLLECTIVES_BYTES // 8)
 
 
+_GATHER, _SCATTER = (words_of_call(kind)[2] for kind in ("all_gather", "reduce_scatter"))
+_OF_FSDP: Final = frozenset({_GATHER, _SCATTER})
+
+
 class Calls:
     """The training thread's calls, its waits for other ranks in them, and their lines."""
 
@@ -133,7 +137,7 @@ class Calls:
         self._unobserved = unobserved
         self._sites = Sites(probe.writer)
         self._small_at = -1  # optimizers' steps before the last small one
-        self._of_fsdp = {words_of_call(kind)[2]: 0 for kind in ("reduce_scatter", "all_gather")}
+        self._fsdp = _Fsdp()
 
     def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool) -> None:
         """A call has ended.
@@ -157,8 +161,8 @@ class Calls:
             asking = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
             if line is not asking:  # torch calls it, not the program
                 is_small = False
-                if call in self._of_fsdp and str(asking.f_globals.get("__name__")).startswith(_FSDP):
-                    self._of_fsdp[call] += 1
+                if call in _OF_FSDP and str(asking.f_globals.get("__name__")).startswith(_FSDP):
+                    self._fsdp.called(call, blocked_ns, words[Word.LAST_EDGE])
             elif not is_small:
                 is_small = self._size_bytes(args) <= _SMALL_BYTES
             kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
@@ -173,14 +177,9 @@ class Calls:
 
     def look(self) -> None:
         """Publish what FSDP has called: in accumulation steps it need not reduce gradients."""
-        reductions, gathers = self._of_fsdp.values()
         machine = self._probe.machine
-        if reductions and machine.optimized:
-            ratios = {
-                "gathers_per_reduction": round(gathers / reductions, 1),
-                "backwards_per_optimizer_step": round(machine.microsteps / machine.optimized, 1),
-            }
-            facts.set_fact("fsdp", ratios)
+        if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized)):
+            facts.set_fact("fsdp", told)
 
     def _size_bytes(self, args: tuple[Any, ...]) -> int:
         """Of the first tensor of the first two arguments; very large if it has no size, as a sparse one."""
@@ -192,6 +191,37 @@ class Calls:
             if raised_by_program(error):
                 raise
             return _LARGE
+
+
+class _Fsdp:
+    """The collectives of FSDP on the training thread, where backward runs if there is no GPU."""
+
+    def __init__(self) -> None:
+        self._gathers = 0
+        self._scatters = 0
+        self._scattered_ns = 0
+        self._backwards = 0  # with at least one reduction
+        self._edge = 0
+
+    def called(self, call: int, blocked_ns: int, edge: int) -> None:
+        """Count a call; `edge`: the last one of the phases, such as the start of this backward pass."""
+        if call == _GATHER:
+            self._gathers += 1
+            return
+        self._scatters += 1
+        self._scattered_ns += blocked_ns
+        self._backwards += edge != self._edge
+        self._edge = edge
+
+    def ratios(self, microsteps: int, optimized: int) -> dict[str, float]:
+        """What is told of so many backward passes and steps of the optimizer; rounded, so that it seldom changes."""
+        if not self._scatters:
+            return {}
+        return {
+            "reductions_per_step": round(min(self._backwards, microsteps) / optimized, 1),
+            "seconds_per_reduction": float(f"{self._scattered_ns / 1e9 / self._backwards:.1e}"),
+            "gathers_per_reduction": round(self._gathers / self._scatters, 1),
+        }
 
 
 def tap_collective(

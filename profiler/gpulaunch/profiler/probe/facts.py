@@ -10,6 +10,8 @@
     dataparallel  the line that makes a DataParallel, or null
     ddp           the last log of DistributedDataParallel, with the number of its modules and how often each of them
                   reduces in a step; or null
+    fsdp          how often FSDP reduces in a step of the optimizer, how long that takes (seconds), and its gathers of
+                  parameters for each of a unit's reductions; not on a GPU
     graph         nodes: of the autograd graph of a backward pass, the mean of some; at_least: one had too many to count
     losses        with GPULAUNCH_TRIAL only: the mean of each four losses in turn; null: not finite
     changes       with GPULAUNCH_TUNE only: what was applied (old and new value) and refused (reason)

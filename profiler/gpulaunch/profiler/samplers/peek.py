@@ -134,20 +134,22 @@ class Peek:
                 except (_TornError, ValueError, struct.error):
                     failed, is_torn = "own reader: its stack could not be read in one piece", False
                 self._bases.pop(pid, None)  # it may be another program by now
+            if is_torn and self._failures(pid) == 1:
+                return Look()
             self._called.pop(pid, None)  # it may run another program by now
             self._longest.pop(pid, None)
-            if is_torn and self._is_first_failure(pid):
+            if is_torn and self._torn[pid] < _TORN_LOOKS:
                 return Look()
             if self._otherwise.absent():
                 return Look(failed=failed if os.path.exists(f"/proc/{pid}") else "")
         return self._otherwise.look(pid)
 
-    def _is_first_failure(self, pid: int) -> bool:
-        """Count a look that failed; whether it is one of the first in a row."""
+    def _failures(self, pid: int) -> int:
+        """Count a look that failed; how many have failed in a row."""
         if len(self._torn) >= _MOST_PROCESSES:
             self._torn.clear()
         self._torn[pid] = self._torn.get(pid, 0) + 1
-        return self._torn[pid] < _TORN_LOOKS
+        return self._torn[pid]
 
     def _is_whole(self, pid: int, frames: tuple[Frame, ...]) -> bool:
         """Whether a stack ends with a frame that never had a caller: of a program that writes JSON, half do not."""

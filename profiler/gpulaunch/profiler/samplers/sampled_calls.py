@@ -40,7 +40,13 @@ _ON_THE_HOST: Final = re.compile(
 )
 """Packages that do not compute with tensors, and metrics that a program asks for itself. Of others it is not known: a
 loss or a layer may be theirs."""
-_METRIC: Final = re.compile(r".*/torchmetrics/metric\.py (?:.*\.)?wrapped_func")
+_METRICS: Final = re.compile(
+    r"(?:sklearn\.metrics|torchmetrics|evaluate|pycocotools|seqeval|jiwer|rouge_score|sacrebleu)\b"
+)
+_METRIC: Final = re.compile(
+    r".*/torchmetrics/(?:metric\.py (?:.*\.)?wrapped_func|collections\.py (?:MetricCollection\.)?(?:update|compute))"
+)
+_METHODS: Final = ("compute", "update")
 """Around these methods of a metric (torchmetrics 1.9). Its `forward`, which may be a loss, is called as a module's."""
 _GATHERING: Final = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"})
 """Functions of torch.distributed.checkpoint that gather the state of all ranks, by collectives."""
@@ -108,7 +114,9 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     if not below:
         return Call(line.file, line.line, in_model=in_model)
     if _METRIC.fullmatch(f"{below[0][0].file} {below[0][0].name}"):
-        return Call(line.file, line.line, _metric(below[1][0].name if below[1:] else ""), "package", in_model=in_model)
+        method = next((each.name for each, *_ in below[:2] if _function(each) in _METHODS), "Metric.compute")
+        name = f"torchmetrics.{method if '.' in method else f'Metric.{method}'}"
+        return Call(line.file, line.line, name, "package", in_model=in_model)
     meant = (each for each in below if not _WRAPPER.fullmatch(_function(each[0])) and not _CARRIES.fullmatch(each[2]))
     callee, origin, module = next(meant, below[0])
     name = _dotted(module, _function(callee))
@@ -219,14 +227,17 @@ def is_outside_compute(call: Call, phase: str) -> bool:
         return True
     if call.origin == "torch":
         return call.name.rpartition(".")[2] in _TORCH_CALLS
-    if phase == "validation" and call.name.startswith("torchmetrics."):
-        return False  # that is where it belongs
     return call.origin == "package" and on_the_host(call.name) and not call.within_torch
 
 
 def on_the_host(function: str) -> bool:
     """Whether a function, such as `numpy.percentile`, is of a package that does not compute with tensors."""
     return _ON_THE_HOST.fullmatch(function) is not None
+
+
+def of_metrics(function: str) -> bool:
+    """Whether a function is of a package of metrics, which belong in the validation and after it."""
+    return _METRICS.match(function) is not None
 
 
 def trains_elsewhere(phase: str, frames: Sequence[Frame]) -> bool:
@@ -271,12 +282,6 @@ def _origin(file: str) -> tuple[Origin, str]:
 
 def _function(frame: Frame) -> str:
     return frame.name.rpartition(".")[2]
-
-
-def _metric(method: str) -> str:
-    """`BinaryAUROC.compute` as it is shown; where it is not known, what takes the time of nearly all metrics."""
-    kind, _, name = method.rpartition(".")
-    return f"torchmetrics.{kind or 'Metric'}.{name if name in ('compute', 'update') else 'compute'}"
 
 
 def _dotted(module: str, function: str) -> str:

@@ -45,25 +45,15 @@ _TENSORS: Final = frozenset({_TENSOR, "torch.as_tensor", "torch.Tensor", "torch.
 """Functions that make a tensor of Python's values, which they convert one by one."""
 _AROUND_TENSORS: Final = frozenset(
     {
-        *("list", "tuple", "map", "zip", "range", "enumerate", "len", "int", "float", "bool", "reversed", "append"),
-        *("to", "long", "float", "bool", "unsqueeze", "view", "reshape", "items", "keys", "values"),
+        *("list", "tuple", "zip", "range", "enumerate", "len", "int", "float", "bool", "reversed", "append"),
+        *("to", "long", "unsqueeze", "view", "reshape", "items", "keys", "values"),
     }
 )
 """Functions and methods that take little time beside that."""
 _PLAIN: Final = (
-    *(
-        ast.stmt,
-        ast.Call,
-        ast.Name,
-        ast.Attribute,
-        ast.Constant,
-        ast.Starred,
-        ast.keyword,
-        ast.expr_context,
-        ast.Subscript,
-    ),
-    *(ast.Slice, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.comprehension),
-    *(ast.UnaryOp, ast.unaryop),
+    *(ast.stmt, ast.Call, ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.keyword, ast.expr_context),
+    *(ast.Subscript, ast.Slice, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp, ast.unaryop),
+    *(ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.comprehension),
 )
 """What may be in such a statement: nothing that computes with tensors."""
 _OF_A_STEP: Final = frozenset(
@@ -76,10 +66,13 @@ _OF_A_STEP: Final = frozenset(
 _WAITS: Final = frozenset({"item", "to"})
 """Methods that wait for the GPU, often of an argument of a call that takes time itself: `log(loss.item())`."""
 _BACKWARD: Final = frozenset({"backward", "manual_backward"})
-_NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "gc", "time", "math", "operator", "sys"})
+_NOT_TOLD: Final = frozenset(
+    {"torch", "torchvision", "__future__", "gc", "time", "math", "operator", "functools", "itertools", "sys"}
+)
 """Modules whose functions are torch's own compute or take no time of their own."""
-_EXCUSED: Final = frozenset({"time.sleep", "gc.collect"})
-"""Functions that are no finding of a line: one sleeps on purpose, and collections have a rule of their own."""
+_EXCUSED: Final = frozenset({"time.sleep", "gc.collect", "scipy.optimize.linear_sum_assignment"})
+"""Functions that are no finding of a line: one sleeps on purpose, collections have a rule of their own, and a loss
+that assigns what is predicted to what is meant needs that."""
 _ANOMALY: Final = frozenset({"set_detect_anomaly", "detect_anomaly"})
 _Loop = ast.For | ast.While | ast.AsyncFor
 
@@ -120,17 +113,17 @@ class SourceLines:
         """
         return self._source(file).calls.get(line, "")
 
-    def is_after_backward(self, file: str, line: int, *, is_innermost: bool) -> bool:
+    def is_after_backward(self, file: str, line: int, *, may_wait: bool) -> bool:
         """Whether a line is in a loop that calls `backward` above it, or a function of this file that does, and is not
         itself what a step needs.
 
         Args:
             file: as Python has it.
             line: where the frame is.
-            is_innermost: whether it calls nothing written in Python: then it may wait for the GPU.
+            may_wait: whether what it calls may be an operation with tensors, or wait for one.
         """
         source = self._source(file)
-        return line in source.after_backward and not (is_innermost and line in source.waits)
+        return line in source.after_backward and not (may_wait and line in source.waits)
 
     def calls_no_package(self, file: str, line: int) -> bool:
         """Whether a line calls no function of a package that may compute with tensors (operations in C++ may keep the
@@ -238,10 +231,16 @@ def _makes_tensors(statement: ast.stmt, imported: dict[str, str]) -> bool:
     makes = {node for node in nodes if isinstance(node, ast.Call) and _called(node, imported) in _TENSORS}
     return bool(makes) and all(
         isinstance(node, _PLAIN)
-        and (not isinstance(node, ast.Call) or node in makes or last_name(node) in _AROUND_TENSORS)
+        and (not isinstance(node, ast.Call) or node in makes or _is_around_tensors(node))
         and (not isinstance(node, ast.Subscript) or not any(calls_in(node)))  # `table[torch.tensor(rows)]`
         for node in nodes
     )
+
+
+def _is_around_tensors(call: ast.Call) -> bool:
+    if last_name(call) == "map" and call.args:
+        return isinstance(call.args[0], ast.Name) and call.args[0].id in _AROUND_TENSORS
+    return last_name(call) in _AROUND_TENSORS
 
 
 def _takes_no_time(argument: ast.AST) -> bool:

@@ -42,7 +42,7 @@ CREDIT_S: Final = 0.4
 what it costs: the share of one that holds a third of the steps has a standard error of 10 % after 20 s. A sample takes
 0.6 ms, and two or three times as long if the caches are cold, or it is the first one in its functions."""
 _LONGEST_BEFORE_STEPS_S: Final = 5.0
-"""Between samples before the first step, whatever they cost: the credit begins with a sample after it."""
+"""Between samples before the first step, until they have cost `CREDIT_S`: the credit begins with a sample after it."""
 _SHORTEST_S: Final = 0.1
 """Between two samples of the same rank, and half as long between those of two ranks."""
 _TURNS_OF_A_WORKER: Final = 10
@@ -248,6 +248,7 @@ class Allowance:
         self._left_s = 0.0
         self._at_s = now_s
         self._extended = False
+        self._before_steps_s = 0.0
 
     def extend(self) -> None:
         """Add `CREDIT_S`, once."""
@@ -259,7 +260,8 @@ class Allowance:
         """Take the cost of a sample; return how much more than allowed was used so far."""
         self._left_s = min(CREDIT_S, self._left_s + BUDGET * (now_s - self._at_s)) - cost_s
         self._at_s = now_s
-        if not self._extended:
+        self._before_steps_s += 0.0 if self._extended else cost_s
+        if not self._extended and self._before_steps_s <= CREDIT_S:
             self._left_s = max(self._left_s, -BUDGET * _LONGEST_BEFORE_STEPS_S)
         return max(0.0, -self._left_s)
 
