@@ -336,7 +336,7 @@ RULES: Final = (
         id="hot-line",
         judge=line_rules.hot_line,
         problem="A line of the program holds a part of every step, outside of the model's compute.",
-        evidence="Stack samples of the training thread show one line in a call of Python's library or of a package (what "
+        evidence="Samples of the training thread's stack show a line in a call of Python's library or a package (what "
         "is written in C is read in the source), in a function of the program that its loop calls after `backward`, or "
         "always with the GIL: torch releases it for each of its operations, so that line computes in Python, or in C "
         "that keeps it. The evidence names the call.",
