@@ -275,7 +275,7 @@ SAVES: Final = Limit(
 )
 SAMPLED_ERROR: Final = Limit(
     name="standard error",
-    value=0.20,
+    value=0.25,
     unit="share",
     why="of the loss itself: with few samples, their share is a guess",
 )
