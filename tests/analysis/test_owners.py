@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from healthy_node import HEALTHY_MS, rank, window
+from healthy_node import HEALTHY_MS, MS, STEPS, rank, site, window
 from rule_cases import looping_rank, two_ranks
 
 from gpulaunch.profiler.analysis.advisor import advise
@@ -72,3 +72,21 @@ def test_a_line_that_takes_more_than_what_the_loop_around_it_computes_is_told_to
     seen = looping_rank(samples=80, calling={"train.py:90": 60}, calls={"train.py:90": ""})
 
     assert {found.rule for found in advise(window(seen))} == {"hot-line", "small-operations-loop"}
+
+
+@pytest.mark.parametrize(("line", "together"), [("train.py:46", True), ("train.py:48", False)])
+def test_a_line_directly_below_a_save_belongs_to_it(line: str, together: bool) -> None:
+    saving = rank(
+        phases_ms={"checkpoint": 20.0},
+        sites=(site("save", "train.py:45 main", count=10, blocked_ns=20 * STEPS * MS),),
+        samples=100,
+        calling={line: 25},
+        calls={line: "os.replace"},
+        gpu=None,
+    )
+    line_s = 0.25 * saving.step_s
+
+    found = {each.rule: each.seconds_per_step for each in advise(window(saving))}
+
+    apart = {"checkpoint-stall": 0.020, "hot-line": line_s}
+    assert found == pytest.approx({"checkpoint-stall": 0.020 + line_s} if together else apart)

@@ -12,6 +12,9 @@ _EXPLAINING: Final = ("hot-line", "logging-stall")
 """Rules that name the line of what a straggler does between its steps."""
 _LINE: Final = "hot-line"
 _LOOP: Final = "small-operations-loop"
+_SAVE: Final = "checkpoint-stall"
+_BELOW: Final = 2
+"""Lines below a save that belong to it: `os.replace`, which frees the cached pages of the file before."""
 _MOST: Final = 0.5
 """Of a straggler's excess: a line that takes less is not why it is late."""
 
@@ -20,10 +23,15 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings without those that another one explains.
 
     A straggler whose cause is one of the others, which then tells of both: a rank is late because of a line if only
-    this rank has it, and it takes most of what the others wait for. And a line in a loop that is to go as a whole.
+    this rank has it, and it takes most of what the others wait for. And a line in a loop that is to go as a whole, or
+    directly below a save.
     """
     loops = [each for each in findings if each.rule == _LOOP]
     kept = [each for each in findings if each.rule != _LINE or not any(_is_in(each, loop) for loop in loops)]
+    for save in [each for each in kept if each.rule == _SAVE]:
+        if below := [each for each in kept if _is_below(each, save)]:
+            kept = [each for each in kept if each not in below]
+            kept[kept.index(save)] = _saved_with(save, below)
     for late in findings:
         if (owner := _owner(late, kept)) is not None:
             kept.remove(late)
@@ -39,6 +47,22 @@ def _is_in(line: Finding, loop: Finding) -> bool:
     if "." in str(line.evidence.get("call", "")) or not set(line.ranks) <= set(loop.ranks):
         return False
     return int(first) <= line.line <= int(last) and line.seconds_per_step <= loop.seconds_per_step
+
+
+def _is_below(line: Finding, save: Finding) -> bool:
+    """Whether a line of the same ranks is directly below that of a save."""
+    if line.rule != _LINE or (line.file, line.ranks) != (save.file, save.ranks) or not line.line or not save.line:
+        return False
+    return save.line <= line.line <= save.line + _BELOW
+
+
+def _saved_with(save: Finding, below: Sequence[Finding]) -> Finding:
+    return replace(
+        save,
+        seconds_per_step=save.seconds_per_step + sum(each.seconds_per_step for each in below),
+        seconds_per_hour=save.seconds_per_hour + sum(each.seconds_per_hour for each in below),
+        evidence={**save.evidence, "seconds_below_saves_per_step": sum(each.seconds_per_step for each in below)},
+    )
 
 
 def _owner(late: Finding, findings: Iterable[Finding]) -> Finding | None:

@@ -316,7 +316,7 @@ RULES: Final = (
         problem="Training is blocked while checkpoints are written.",
         evidence="The phase `checkpoint`: `torch.save`, `torch.distributed.checkpoint`, `gpulaunch.checkpoint`.",
         costs="That phase, averaged over all steps of the long window, and the share of stack samples outside of it in "
-        "functions such as a trainer's `save_checkpoint`.",
+        "functions such as a trainer's `save_checkpoint`, or on the two lines below the save.",
         fix="Save less often, or use `torch.distributed.checkpoint.async_save`.",
         suppressed="There were fewer than three saves, so that their interval is unknown.",
         limits=(thresholds.LOST_MEASURED, thresholds.SAVES, thresholds.LONG_S, thresholds.SAMPLES_OF_A_LINE),
