@@ -327,8 +327,8 @@ def main() -> None:
     chosen = [one for one in programs(options.only) if not options.kind or one.path.parent.name == options.kind]
     rows = kept(options.out)
     if options.go_on:
-        has = {row["program"] for row in undisturbed(list(rows.values()))}
-        chosen = [one for one in chosen if one.name not in has]
+        known = {row["program"] for row in undisturbed(list(rows.values()))}
+        chosen = [one for one in chosen if one.name not in known]
     done: list[Row] = []
     with contextlib.suppress(KeyboardInterrupt):
         for program in chosen[first - 1 :: every]:

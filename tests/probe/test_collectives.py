@@ -107,7 +107,7 @@ def test_what_fsdp_calls_is_told_in_ratios(
         library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda: None)
     exec("def backward():\n  all_gather()\n  reduce_scatter()", library)
     for backward in range(4):
-        probe.writer.words[Word.LAST_EDGE] = 1 + min(backward, edges - 1)
+        probe.writer.words[Word.LAST_EDGE] = min(backward, edges - 1)
         library["backward"]()
     calls.look()
     assert "fsdp" not in facts.rank_facts.known, "no step of an optimizer so far"

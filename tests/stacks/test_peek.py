@@ -55,7 +55,7 @@ Start = Callable[..., int]
 
 
 @dataclasses.dataclass
-class Nobody:
+class EmptySampler:
     """A sampler that gives nothing, and notes who it was asked for."""
 
     missing: str = "nobody: not there"
@@ -101,7 +101,7 @@ def where(look: Look) -> list[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_it_reads_what_pyspy_reads(start: Start, program: str) -> None:
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
     pid = start(*python(program))
     (child,) = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] or [pid]
 
@@ -129,7 +129,7 @@ def test_it_reads_what_pyspy_reads(start: Start, program: str) -> None:
 )
 def test_it_knows_whether_the_main_thread_holds_the_gil(start: Start, program: str, held: float) -> None:
     pid = start(*python(program))
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
     looks: list[bool | None] = []
     for _ in range(30):
         time.sleep(0.01)
@@ -143,7 +143,7 @@ def test_a_process_that_never_stands_still_is_read(start: Start) -> None:
     """Every stack is one that there can be; hardly any is torn beyond repair."""
     calls = "def a(n):\n  return b(n) + 1\ndef b(n):\n  return c(n) + 1\ndef c(n):\n  return sum(map(d, range(n)))\n"
     pid = start(*python(f"{calls}def d(n):\n  return n * n\nprint('ready', flush=True)\nwhile True:\n  a(5)"))
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
     looks = [own.look(pid) for _ in range(500)]
 
     stacks = {tuple(reversed(where(look))) for look in looks if look.frames}
@@ -156,8 +156,8 @@ def test_a_generator_that_has_just_yielded_is_seldom_the_end_of_a_stack(start: S
     """Its frame has no caller then. What writes JSON goes through generators within generators."""
     writes = "import io, json\nthings = [{'a': n, 'b': [n]} for n in range(9)]\nprint('ready', flush=True)\n"
     pid = start(*python(f"{writes}while True:\n  json.dump(things, io.StringIO())"))
-    nobody = Nobody(missing="")
-    own = Peek(nobody)
+    other = EmptySampler(missing="")
+    own = Peek(other)
     looks = [own.look(pid) for _ in range(500)]
 
     stacks = [where(look) for look in looks if look.frames]
@@ -166,7 +166,7 @@ def test_a_generator_that_has_just_yielded_is_seldom_the_end_of_a_stack(start: S
     assert sum("_iterencode_dict" in name for stack in stacks for name in stack) > 5
     without = sum(not look.frames for look in looks)
     assert without < 50
-    assert len(nobody.asked) <= without / 3, "another sampler is asked after three looks in a row that gave nothing"
+    assert len(other.asked) <= without / 3, "another sampler is asked after three looks in a row that gave nothing"
 
 
 def test_a_stopped_process_is_read(start: Start) -> None:
@@ -174,13 +174,13 @@ def test_a_stopped_process_is_read(start: Start) -> None:
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
-    assert where(Peek(Nobody()).look(pid)) == ["stay", "<module>"]
+    assert where(Peek(EmptySampler()).look(pid)) == ["stay", "<module>"]
 
 
 def test_it_can_read_itself() -> None:
     """The main thread, from another one."""
     looks: list[Look] = []
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
     assert own.absent() == ""
     thread = threading.Thread(target=lambda: looks.append(own.look(os.getpid())))
     thread.start()
@@ -193,7 +193,7 @@ def test_it_can_read_itself() -> None:
 
 
 def test_another_program_is_left_to_the_other(start: Start) -> None:
-    other = Nobody(missing="")
+    other = EmptySampler(missing="")
     pid = start("sh", "-c", "echo ready; exec sleep 600")
 
     assert Peek(other).look(pid) == Look(failed="nobody: asked")
@@ -209,7 +209,7 @@ def test_a_process_that_becomes_another_program_is_noticed(start: Start, tmp_pat
         f"import time\ndef later():\n  open({fifo!r}, 'w').close()\n  time.sleep(600)\nlater()",
     ]
     pid = start(*python(f"print('ready', flush=True)\nopen({fifo!r}).close()\nos.execv({again[0]!r}, {again!r})"))
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
 
     assert where(own.look(pid)) == ["<module>"]
     open(fifo, "wb").close()  # it goes on
@@ -221,20 +221,20 @@ def test_names_that_are_not_ascii_are_left_to_the_other(start: Start) -> None:
     pid = start(*python("def gew\u00f6hnlich():\n  stay()\ngew\u00f6hnlich()"))
 
     assert where(Peek().look(pid)) == ["stay", "gew\u00f6hnlich", "<module>"]
-    assert Peek(Nobody(missing="")).look(pid).failed == "nobody: asked"
+    assert Peek(EmptySampler(missing="")).look(pid).failed == "nobody: asked"
 
 
 def test_where_the_other_is_missing_our_own_reason_is_told(start: Start) -> None:
     pid = start("sh", "-c", "echo ready; exec sleep 600")
 
-    assert Peek(Nobody()).look(pid).failed == "own reader: it does not run the same Python"
+    assert Peek(EmptySampler()).look(pid).failed == "own reader: it does not run the same Python"
 
 
 def test_a_process_that_has_ended_is_no_failure() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
 
-    assert Peek(Nobody()).look(ended.pid) == Look()
+    assert Peek(EmptySampler()).look(ended.pid) == Look()
     assert Peek().look(ended.pid).failed == ""
 
 
@@ -247,7 +247,7 @@ def test_where_ptrace_is_forbidden_the_reason_says_so(start: Start) -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-        os.write(tell, Peek(Nobody()).look(pid).failed.encode())
+        os.write(tell, Peek(EmptySampler()).look(pid).failed.encode())
         os._exit(0)
     os.close(tell)
     with os.fdopen(answers) as pipe:
@@ -261,7 +261,7 @@ def test_where_ptrace_is_forbidden_the_reason_says_so(start: Start) -> None:
 
 
 def test_the_layout_of_this_python_is_found_and_believed() -> None:
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
 
     assert (own.absent(), own.name) == ("", "own reader")
 
@@ -276,7 +276,7 @@ def test_an_offset_that_is_wrong_is_noticed(name: str, monkeypatch: pytest.Monke
     wrong = "00:00 0" if name == "mapped" else (right[0] + 64, *right[1:]) if name == "current" else right + 64
     monkeypatch.setattr(peek, "find_layout", lambda: replace(LAYOUT, **{name: wrong}))
     monkeypatch.setattr(peek, "CHECKS", 3)
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
 
     assert (own.absent(), own.name) == ("nobody: not there", "nobody")
 
@@ -286,7 +286,7 @@ def test_a_python_that_is_made_differently_is_left_to_the_other(monkeypatch: pyt
         raise LayoutError("it is made of glass")
 
     monkeypatch.setattr(peek, "find_layout", refuses)
-    own = Peek(Nobody(missing=""))
+    own = Peek(EmptySampler(missing=""))
 
     assert (own.absent(), own.name, own.look(1)) == ("", "nobody", Look(failed="nobody: asked"))
 
@@ -337,7 +337,7 @@ def test_memory_of_any_content_ends_in_a_look(seed: int, alive: int) -> None:
             raise OSError(14, "Bad address")
         return chance.randbytes(size)
 
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
     own.absent()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peek, "read_memory", garbage)
@@ -352,7 +352,7 @@ def test_a_stack_that_leads_back_to_itself_ends(start: Start, monkeypatch: pytes
     """Torn memory may hold a circle: here every frame is its own caller."""
     layout = replace(LAYOUT)
     monkeypatch.setattr(peek, "find_layout", lambda: layout)
-    own = Peek(Nobody())
+    own = Peek(EmptySampler())
     assert own.absent() == ""
     pid = start(*python("stay()"))
     object.__setattr__(layout, "frame_previous", LAYOUT.frame_code)  # after it has been found to be right

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gpulaunch.profiler.analysis.facts import number, section
-from gpulaunch.profiler.analysis.finding import DERIVED, NOWHERE, Loss, place_of
+from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
 from gpulaunch.profiler.analysis.thresholds import BUSY, LOST_MEASURED, REDUCTIONS, SMALL_COLLECTIVES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
@@ -71,23 +71,17 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
         else:  # its phases are those of the program, which runs ahead of the GPU
             exposed_s = reductions * max(0, rank.pauses.ddp_comm_ns - rank.pauses.ddp_overlap_ns) / 1e9
         lost_s = (exposed_s + overlap_s) * (1.0 - 1.0 / reductions)
-        if lost_s >= LOST_MEASURED.value * rank.step_s:
-            line = max(rank.backward, key=rank.backward.__getitem__, default="")
-            yield Loss(
-                rank=rank.rank,
-                seconds_per_step=lost_s,
-                step_s=rank.step_s,
-                confidence=DERIVED,
-                evidence={
-                    "step_seconds": rank.step_s,
-                    "reductions_per_step": reductions,
-                    "exposed_seconds_per_step": exposed_s,
-                    "overlap_seconds_per_step": overlap_s,
-                },
-                advice="Use model.no_sync() around the forward and backward passes of all but the last micro-batch: "
-                f"the gradients are reduced {reductions:.0f} times per step, and needed once.",
-                place=place_of(line) if line else NOWHERE,
-            )
+        yield from _reductions(
+            rank,
+            lost_s,
+            {
+                "reductions_per_step": reductions,
+                "exposed_seconds_per_step": exposed_s,
+                "overlap_seconds_per_step": overlap_s,
+            },
+            "Use model.no_sync() around the forward and backward passes of all but the last micro-batch: "
+            f"the gradients are reduced {reductions:.0f} times per step, and needed once.",
+        )
 
 
 def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
@@ -98,23 +92,31 @@ def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
         return  # two may be of two modules, each with a backward pass
     reduction_s = number(fsdp, "seconds_per_reduction") or 0.0
     lost_s = min(rank.phase_s("comm"), (reductions - 1.0) * reduction_s)
+    yield from _reductions(
+        rank,
+        lost_s,
+        {
+            "reductions_per_step": reductions,
+            "seconds_per_reduction": reduction_s,
+            "gathers_per_reduction": gathers,
+        },
+        "Call model.set_requires_gradient_sync(False) before the forward passes of all but the last "
+        f"micro-batch: the gradients are reduced {reductions:.0f} times per step, and needed once. Until then each "
+        "rank keeps those of all parameters.",
+    )
+
+
+def _reductions(rank: RankWindow, lost_s: float, evidence: Mapping[str, float], advice: str) -> Iterator[Loss]:
+    """Report reductions that are not needed, if they take long enough, at the line that calls `backward`."""
     if lost_s >= LOST_MEASURED.value * rank.step_s:
-        line = max(rank.backward, key=rank.backward.__getitem__, default="")
         yield Loss(
             rank=rank.rank,
             seconds_per_step=lost_s,
             step_s=rank.step_s,
             confidence=DERIVED,
-            evidence={
-                "step_seconds": rank.step_s,
-                "reductions_per_step": reductions,
-                "seconds_per_reduction": reduction_s,
-                "gathers_per_reduction": gathers,
-            },
-            advice="Call model.set_requires_gradient_sync(False) before the forward passes of all but the last "
-            f"micro-batch: the gradients are reduced {reductions:.0f} times per step, and needed once. Until then each "
-            "rank keeps those of all parameters.",
-            place=place_of(line) if line else NOWHERE,
+            evidence={"step_seconds": rank.step_s, **evidence},
+            advice=advice,
+            place=place_of(max(rank.backward, key=rank.backward.__getitem__, default="")),
         )
 
 

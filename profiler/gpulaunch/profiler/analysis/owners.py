@@ -57,11 +57,12 @@ def _is_below(line: Finding, save: Finding) -> bool:
 
 
 def _saved_with(save: Finding, below: Sequence[Finding]) -> Finding:
+    below_s = sum(each.seconds_per_step for each in below)
     return replace(
         save,
-        seconds_per_step=save.seconds_per_step + sum(each.seconds_per_step for each in below),
+        seconds_per_step=save.seconds_per_step + below_s,
         seconds_per_hour=save.seconds_per_hour + sum(each.seconds_per_hour for each in below),
-        evidence={**save.evidence, "seconds_below_saves_per_step": sum(each.seconds_per_step for each in below)},
+        evidence={**save.evidence, "seconds_below_saves_per_step": below_s},
     )
 
 

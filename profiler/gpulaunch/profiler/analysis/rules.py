@@ -300,10 +300,10 @@ RULES: Final = (
         problem="DistributedDataParallel or FSDP reduces the gradients in every backward pass, although they are "
         "accumulated.",
         evidence="The iterations that DistributedDataParallel has logged, compared with the steps of the optimizer; "
-        "FSDP's reductions, compared with its gathers, which each backward pass needs.",
+        "the backward passes in which FSDP reduces, as well.",
         costs="The exposed communication of all reductions but one. Communication that overlaps with backward costs "
         "nothing on a GPU; on the CPU it is included if all cores are busy, as it then takes one from backward. Of "
-        "FSDP, the part of the time in collectives at the line that calls `backward`.",
+        "FSDP, the measured time of a reduction, for all but one.",
         fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
         "Accelerate, `accelerator.accumulate(model)`; with FSDP2, `model.set_requires_gradient_sync(False)`.",
         suppressed="There are several modules of DistributedDataParallel, or several optimizers, which may have a "

@@ -10,7 +10,7 @@ its GPU and synchronizes with the other ranks where it waits for it, so a slow G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
@@ -126,11 +126,11 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
                 excess_s += slower_s
         queued_s = _above_usual(window, rank, _queued_s)
         cause = _cause(window, rank, by_phase, crowded=queued_s >= 0.5 * excess_s)
+        if cause == "compute" and has_more_to_compute:  # all share it, if it is shared alike
+            excess_s = _above_mean(window, rank, lambda each: clock.own_s(each) + clock.phase_s(each, "backward"))
         yield Loss(
             rank=rank.rank,
-            seconds_per_step=_above_mean(ranks, rank, clock)
-            if cause == "compute" and has_more_to_compute
-            else excess_s,
+            seconds_per_step=excess_s,
             step_s=rank.step_s,
             confidence=DERIVED,
             evidence={
@@ -144,15 +144,6 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             f"{_ADVICE[cause]}{_IF_ALIKE if cause == 'compute' and rank.gpu is not None else ''}",
             subject=f"rank {rank.rank}",
         )
-
-
-def _above_mean(ranks: Sequence[RankWindow], rank: RankWindow, clock: _Clock) -> float:
-    """What is saved of the work of a rank that has more of it, in forward and in backward, if all share it alike."""
-
-    def computed_s(each: RankWindow) -> float:
-        return clock.own_s(each) + clock.phase_s(each, "backward")
-
-    return computed_s(rank) - fmean(map(computed_s, ranks))
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:
@@ -218,3 +209,7 @@ def _phase_above_usual(window: Window, rank: RankWindow, clock: _Clock, phase: s
 
 def _above_usual(window: Window, rank: RankWindow, quantity: Callable[[RankWindow], float]) -> float:
     return quantity(rank) - median_low(map(quantity, window.ranks))
+
+
+def _above_mean(window: Window, rank: RankWindow, quantity: Callable[[RankWindow], float]) -> float:
+    return quantity(rank) - fmean(map(quantity, window.ranks))

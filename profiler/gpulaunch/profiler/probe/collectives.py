@@ -56,6 +56,7 @@ COLLECTIVES: Final = (
 """Functions of torch.distributed that may wait for other ranks; not those that only start something (isend)."""
 
 _FSDP: Final = "torch.distributed.fsdp."
+_GATHER, _SCATTER = (words_of_call(kind)[2] for kind in ("all_gather", "reduce_scatter"))
 _LOGGED: Final = 9  # steps whose median is used for all
 _DDP_FACTS: Final = (
     *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
@@ -118,10 +119,6 @@ def open_words(probe: Probe) -> memoryview | list[int]:
         return [0] * (COLLECTIVES_BYTES // 8)
 
 
-_GATHER, _SCATTER = (words_of_call(kind)[2] for kind in ("all_gather", "reduce_scatter"))
-_OF_FSDP: Final = frozenset({_GATHER, _SCATTER})
-
-
 class Calls:
     """The training thread's calls, its waits for other ranks in them, and their lines."""
 
@@ -161,7 +158,7 @@ class Calls:
             asking = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
             if line is not asking:  # torch calls it, not the program
                 is_small = False
-                if call in _OF_FSDP and str(asking.f_globals.get("__name__")).startswith(_FSDP):
+                if call in (_GATHER, _SCATTER) and str(asking.f_globals.get("__name__")).startswith(_FSDP):
                     self._fsdp.called(call, blocked_ns, words[Word.LAST_EDGE])
             elif not is_small:
                 is_small = self._size_bytes(args) <= _SMALL_BYTES
@@ -201,7 +198,7 @@ class _Fsdp:
         self._scatters = 0
         self._scattered_ns = 0
         self._backwards = 0  # with at least one reduction
-        self._edge = 0
+        self._edge = -1  # 0 is the word before the first edge
 
     def called(self, call: int, blocked_ns: int, edge: int) -> None:
         """Count a call; `edge`: the last one of the phases, such as the start of this backward pass."""

@@ -65,16 +65,17 @@ def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int,
         if isinstance(node, _Scope):
             around, counts = (), not isinstance(node, _Function) or not _hands_out(node)
             found.update(dict.fromkeys(lines_of(node), around))
-        elif counts and isinstance(node, Loop):
-            is_taken = not isinstance(node, ast.GeneratorExp) or id(node) in taken
-            if is_taken and _is_of_elements(node) and not makes_steps(node):
-                around = (*around, lines_of(node))
-                found.update(dict.fromkeys(lines_of(node), around))
-        elif counts and isinstance(node, ast.Call) and (_is_reduced(node) or (id(node) in taken and _is_mapped(node))):
+        elif isinstance(node, Loop | ast.Call) and counts and _is_told(node, id(node) in taken, makes_steps):
             around = (*around, lines_of(node))
             found.update(dict.fromkeys(lines_of(node), around))
         todo += ((child, around, counts) for child in ast.iter_child_nodes(node))
     return {line: loops for line, loops in found.items() if loops}
+
+
+def _is_told(node: Loop | ast.Call, is_taken: bool, makes_steps: Callable[[Loop], bool]) -> bool:
+    if isinstance(node, ast.Call):
+        return _is_reduced(node) or (is_taken and _is_mapped(node))
+    return (is_taken or not isinstance(node, ast.GeneratorExp)) and _is_of_elements(node) and not makes_steps(node)
 
 
 def lines_of(node: ast.stmt | ast.expr) -> range:
@@ -106,9 +107,7 @@ def _is_of_elements(loop: Loop) -> bool:
     if sum(1 for _ in islice(ast.walk(loop), _MOST_NODES + 1)) > _MOST_NODES:
         return False
     iterated = [loop.iter] if isinstance(loop, ast.For) else [each.iter for each in loop.generators]
-    if any(_is_few(each) or _is_of_model(each) for each in iterated):
-        return False
-    return _computes(parts_of(loop)) and not turns_need_each_other(loop)
+    return all(map(_is_batch, iterated)) and _computes(parts_of(loop)) and not turns_need_each_other(loop)
 
 
 def _is_mapped(call: ast.Call) -> bool:
@@ -116,7 +115,7 @@ def _is_mapped(call: ast.Call) -> bool:
     if last_name(call) != "map" or len(call.args) < 2:
         return False
     function, *iterated = call.args
-    if any(_is_few(each) or _is_of_model(each) for each in iterated):
+    if not all(map(_is_batch, iterated)):
         return False
     return _computes([function.body]) if isinstance(function, ast.Lambda) else _name(function) not in {"", *_MOVES}
 
@@ -125,7 +124,11 @@ def _is_reduced(call: ast.Call) -> bool:
     """Whether it is `functools.reduce` with a function that does not need an order."""
     if last_name(call) != "reduce" or len(call.args) < 2 or _name(call.args[0]) not in _REDUCES:
         return False
-    return not _is_few(call.args[1]) and not _is_of_model(call.args[1])
+    return _is_batch(call.args[1])
+
+
+def _is_batch(iterated: ast.expr) -> bool:
+    return not _is_few(iterated) and not _is_of_model(iterated)
 
 
 def _computes(parts: Iterable[ast.AST]) -> bool:

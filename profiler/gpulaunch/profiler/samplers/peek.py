@@ -26,14 +26,15 @@ from gpulaunch.profiler.samplers.pylayout import Layout, LayoutError, base_of, f
 from gpulaunch.profiler.samplers.pyspy import Look, PySpy
 from gpulaunch.profiler.stack import Frame
 
-_PAUSES_S: Final = (0.0, 0.0, 0.0, 0.002, 0.002)
+_PAUSE_S: Final = 0.002
+_PAUSES_S: Final = (0.0, 0.0, 0.0, _PAUSE_S, _PAUSE_S)
 """After each try. At once, the process is still in the same call, so that no kind of code is under-represented; but one
 that waits for a core stays where it is."""
+_TORN: Final = "own reader: its stack changed each time that it was read"
 _TORN_LOOKS: Final = 3
 """In a row, of a process, before py-spy is tried: it takes a hundred times as long, and the next look may succeed."""
 CHECKS: Final = 50
 """How often the own stack is read before its layout is not believed: a stack may be torn."""
-_PAUSE_S: Final = 0.002
 _MOST_THREADS: Final = 4096
 _MOST_FRAMES: Final = 2000
 """More than Python's default recursion limit; deeper stacks are cut there."""
@@ -92,7 +93,7 @@ class Peek:
         self._functions: dict[tuple[int, ...], _Function] = {}
         self._called: dict[int, set[tuple[str, str]]] = {}  # pid -> file and name of frames that had a caller
         self._longest: dict[int, tuple[int, tuple[str, str]]] = {}  # pid -> frames and end of its longest stack so far
-        self._torn: dict[int, int] = {}  # pid -> looks in a row that failed
+        self._torn: dict[int, int] = {}  # pid -> looks in a row that were torn
 
     @property
     def name(self) -> str:
@@ -114,7 +115,6 @@ class Peek:
         """Sample one process; never raises."""
         failed = self.absent()
         if self._layout is not None:
-            is_torn = False
             for pause_s in _PAUSES_S:
                 failed = "own reader: it does not run the same Python"
                 try:
@@ -126,26 +126,27 @@ class Peek:
                     if self._is_whole(pid, frames):
                         self._torn.pop(pid, None)
                         return Look(frames=frames, holds_gil=holds_gil)
-                    failed, is_torn = "own reader: its stack changed each time that it was read", True
+                    failed = _TORN
                     time.sleep(pause_s)
                     continue
                 except OSError as error:
-                    failed, is_torn = f"own reader: {error.strerror}", False
+                    failed = f"own reader: {error.strerror}"
                 except (_TornError, ValueError, struct.error):
-                    failed, is_torn = "own reader: its stack could not be read in one piece", False
+                    failed = "own reader: its stack could not be read in one piece"
                 self._bases.pop(pid, None)  # it may be another program by now
-            if is_torn and self._failures(pid) == 1:
+            torn_looks = self._count_torn(pid) if failed == _TORN else _TORN_LOOKS
+            if torn_looks == 1:
                 return Look()
             self._called.pop(pid, None)  # it may run another program by now
             self._longest.pop(pid, None)
-            if is_torn and self._torn[pid] < _TORN_LOOKS:
+            if torn_looks < _TORN_LOOKS:
                 return Look()
             if self._otherwise.absent():
                 return Look(failed=failed if os.path.exists(f"/proc/{pid}") else "")
         return self._otherwise.look(pid)
 
-    def _failures(self, pid: int) -> int:
-        """Count a look that failed; how many have failed in a row."""
+    def _count_torn(self, pid: int) -> int:
+        """Count a look that was torn; return how many were in a row."""
         if len(self._torn) >= _MOST_PROCESSES:
             self._torn.clear()
         self._torn[pid] = self._torn.get(pid, 0) + 1

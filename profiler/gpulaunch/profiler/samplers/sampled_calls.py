@@ -43,11 +43,12 @@ loss or a layer may be theirs."""
 _METRICS: Final = re.compile(
     r"(?:sklearn\.metrics|torchmetrics|evaluate|pycocotools|seqeval|jiwer|rouge_score|sacrebleu)\b"
 )
+"""Packages of metrics."""
 _METRIC: Final = re.compile(
     r".*/torchmetrics/(?:metric\.py (?:.*\.)?wrapped_func|collections\.py (?:MetricCollection\.)?(?:update|compute))"
 )
-_METHODS: Final = ("compute", "update")
 """Around these methods of a metric (torchmetrics 1.9). Its `forward`, which may be a loss, is called as a module's."""
+_METHODS: Final = ("compute", "update")
 _GATHERING: Final = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"})
 """Functions of torch.distributed.checkpoint that gather the state of all ranks, by collectives."""
 _TORCH_CALLS: Final = _GATHERING | {

@@ -260,9 +260,10 @@ class Allowance:
         """Take the cost of a sample; return how much more than allowed was used so far."""
         self._left_s = min(CREDIT_S, self._left_s + BUDGET * (now_s - self._at_s)) - cost_s
         self._at_s = now_s
-        self._before_steps_s += 0.0 if self._extended else cost_s
-        if not self._extended and self._before_steps_s <= CREDIT_S:
-            self._left_s = max(self._left_s, -BUDGET * _LONGEST_BEFORE_STEPS_S)
+        if not self._extended:
+            self._before_steps_s += cost_s
+            if self._before_steps_s <= CREDIT_S:
+                self._left_s = max(self._left_s, -BUDGET * _LONGEST_BEFORE_STEPS_S)
         return max(0.0, -self._left_s)
 
 
