@@ -158,4 +158,8 @@ def test_totals_count_what_is_right_present_missed_and_false(load, tmp_path: Pat
     assert (of["healthy"], of["false"], of["lines_right"], of["lines"]) == (2, 1, 1, 1)
     assert (of["predictions"], of["within_20_percent"], of["median_error"]) == (1, 1, pytest.approx(0.1))
     assert "right first 1 of 2" in module.summary(of)
+    assert module.short_of(rows, 0.5) == []
+    assert module.short_of([*rows, rows[1]], 0.5) == ["sick"]
+    assert module.short_of(rows[:3], 0.6) == ["sick"]
+    assert module.short_of([], 0.6) == []
     assert module.table(rows).count("\n") == len(rows) + 1

@@ -228,6 +228,46 @@ def test_methods_that_no_model_has_are_calls_whatever_their_object_is(tmp_path: 
     ]
 
 
+ON_THE_HOST = """\
+import json, time, zlib
+import numpy as np
+import torch, mylib
+from scipy import signal
+
+
+def batch(kept, rows, model):
+    screens = kept if whole else np.frombuffer(zlib.decompress(kept), np.uint8).reshape(84, 84)
+    said = [json.loads(line) for line in rows]
+    smooth = np.asarray(signal.medfilt(kept["x"], 5)).astype("float32")
+    text = str(zlib.decompress(rows[0]).strip().decode())
+    parsed = [json.loads(line)["ids"][:64] for line in rows]
+    mixed = np.stack([unpacked(row) for row in rows])
+    gpu = np.asarray(model(rows))
+    scaled = np.asarray(rows) * model
+    other = np.asarray(mylib.read(rows))
+    back = json.dumps(rows.cpu())
+    slow = json.loads(time.sleep(1))
+    tensor = np.asarray(torch.sort(rows))
+    looked_up = np.asarray(table[np.argmax(rows)])
+    return len(rows)
+"""
+
+
+def test_a_line_all_of_whose_calls_are_of_libraries_without_tensors_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(ON_THE_HOST)
+    sources = SourceLines()
+    lines = enumerate(ON_THE_HOST.splitlines(), 1)
+
+    assert {line.split()[0]: name for number, line in lines if (name := sources.call(str(program), number))} == {
+        "screens": "zlib.decompress",
+        "said": "json.loads",
+        "smooth": "scipy.signal.medfilt",
+        "text": "zlib.decompress",
+        "parsed": "json.loads",
+    }
+
+
 TENSORS = """\
 import torch
 from torch import tensor

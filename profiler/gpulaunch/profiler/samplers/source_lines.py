@@ -50,6 +50,25 @@ _AROUND_TENSORS: Final = frozenset(
     }
 )
 """Functions and methods that take little time beside that."""
+_CHEAP: Final = frozenset(
+    {
+        "list",
+        "tuple",
+        "dict",
+        "set",
+        "zip",
+        "range",
+        "enumerate",
+        "len",
+        "int",
+        "float",
+        "str",
+        "bytes",
+        "bool",
+        "append",
+    }
+)
+"""Builtin functions and methods beside those of libraries that take little time."""
 _PLAIN: Final = (
     *(ast.stmt, ast.Call, ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.keyword, ast.expr_context),
     *(ast.Subscript, ast.Slice, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp, ast.unaryop),
@@ -172,8 +191,11 @@ def _read(file: str, until_s: float) -> _Source:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
             source.name(call, name)
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return) and _makes_tensors(node, everything):
-            source.name(node, _TENSOR)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
+            if _makes_tensors(node, everything):
+                source.name(node, _TENSOR)
+            elif name := _on_host_only(node, modules):
+                source.name(node, name)
         if isinstance(node, ast.Call):
             _read_call(source, node, everything)
         if isinstance(node, _Loop):
@@ -223,6 +245,35 @@ def _only_call(statement: ast.stmt) -> ast.Call | None:
     if not isinstance(call, ast.Call):
         return None
     return call if all(map(_takes_no_time, (*call.args, *call.keywords))) else None
+
+
+def _on_host_only(statement: ast.stmt, modules: dict[str, str]) -> str:
+    """Return the function of a library that takes the time of a statement all of whose calls are such functions,
+    methods of what these return, or cheap: the outermost one, and one of numpy, which is often around others, only if
+    there is no other. Empty: there is none, or something else in it may take the time."""
+    nodes = list(ast.walk(statement))  # the outermost first
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    names = {call: name for call in calls if _is_on_host(name := _called(call, modules))}
+    if not all(isinstance(node, (*_PLAIN, ast.IfExp)) for node in nodes):
+        return ""
+    if any(isinstance(node, ast.Subscript) and any(calls_in(node.slice)) for node in nodes):
+        return ""  # `table[np.argsort(rows)]`
+    if not all(call in names or last_name(call) in _CHEAP or _returned_by(call) in names for call in calls):
+        return ""
+    return next((name for name in names.values() if not name.startswith("numpy.")), next(iter(names.values()), ""))
+
+
+def _is_on_host(function: str) -> bool:
+    package = function.partition(".")[0]
+    return function not in _EXCUSED and (package in sys.stdlib_module_names or on_the_host(function))
+
+
+def _returned_by(call: ast.Call) -> ast.Call | None:
+    """The call that has returned the object of which this one calls a method, directly or through other methods."""
+    of, found = call, None
+    while isinstance(of.func, ast.Attribute) and isinstance(of.func.value, ast.Call):
+        of = found = of.func.value
+    return found
 
 
 def _makes_tensors(statement: ast.stmt, imported: dict[str, str]) -> bool:

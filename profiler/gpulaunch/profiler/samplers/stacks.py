@@ -1,7 +1,7 @@
 """The stack sampler: periodically samples the stack of each rank's main thread and counts stacks by phase.
 
 It runs in its own thread, because the sampled process may be in any state, and a sample may take long. It samples one
-rank after the other: one alone ten times a second, several twenty times together. But once `CREDIT_S` is used up, it
+rank after the other, twenty times a second in all. But once `CREDIT_S` is used up, it
 pauses after each sample in proportion to that sample's CPU time, so its total - reading, or py-spy's CPU, and the
 writing of the file - stays below `BUDGET` of one core, also on a slow machine or with 256 ranks. Pauses vary, so that
 they do not synchronise with the steps.
@@ -39,12 +39,12 @@ BUDGET: Final = 0.003
 
 CREDIT_S: Final = 0.4
 """CPU seconds beyond that, from the first step on: a short run is to have enough samples to name a line, and to tell
-what it costs: the share of one that holds a third of the steps has a standard error of 10 % after 20 s. A sample takes
+what it costs: the share of one that holds a third of the steps has a standard error of 7 % after 20 s. A sample takes
 0.6 ms, and two or three times as long if the caches are cold, or it is the first one in its functions."""
 _LONGEST_BEFORE_STEPS_S: Final = 5.0
 """Between samples before the first step, until they have cost `CREDIT_S`: the credit begins with a sample after it."""
-_SHORTEST_S: Final = 0.1
-"""Between two samples of the same rank, and half as long between those of two ranks."""
+_SHORTEST_S: Final = 0.05
+"""Between two samples, of whatever ranks."""
 _TURNS_OF_A_WORKER: Final = 10
 """Samples of a worker in a row: the first one costs ten times as much as the next ones."""
 _REFUSED_S: Final = 60.0
@@ -142,14 +142,12 @@ class Stacks:
             before_s, used_s = used_s, time.thread_time()
             cost_s += used_s - before_s
             self._turns += 1
-            group = self._group()
             with self._lock:
                 self._turn_began_s = None
                 self._cpu_s += cost_s
                 rest = rest_s(
                     self._allowance.owed_s(cost_s, self._clock()),
                     self._turns,
-                    num_ranks=0 if group is None else len(group.ranks),
                     refusals=self._refusals,
                     shortest_s=self._shortest_s,
                 )
@@ -268,20 +266,19 @@ class Allowance:
 
 
 def rest_s(
-    owed_s: float, turn: int, *, num_ranks: int, refusals: int, shortest_s: float = _SHORTEST_S, budget: float = BUDGET
+    owed_s: float, turn: int, *, refusals: int, shortest_s: float = _SHORTEST_S, budget: float = BUDGET
 ) -> float:
     """How long to pause after a sample.
 
     Args:
         owed_s: CPU seconds beyond what is allowed so far.
         turn: its number.
-        num_ranks: the number of ranks that take turns.
         refusals: how many samples in a row have failed.
-        shortest_s: between two samples of the same rank, on average; half of it between those of two ranks.
+        shortest_s: between two samples, on average.
         budget: how much of a core all samples may use.
     """
-    shortest = shortest_s / (2 if num_ranks > 1 else 1)
+    shortest = shortest_s
     if refusals >= _REFUSALS:
-        shortest = min(_REFUSED_S, shortest_s * 2.0 ** min(refusals - _REFUSALS, 16))
+        shortest = min(_REFUSED_S, shortest_s * 2.0 ** min(refusals - _REFUSALS + 1, 16))
     # Between a half and three halves, evenly spread, by multiples of the golden ratio: needs no random generator.
     return max(shortest, owed_s / budget) * (0.5 + turn * 0.6180339887498949 % 1.0)
