@@ -55,6 +55,20 @@ def in_double(**precision: str) -> dict[str, str | bool]:
     return {"parameters": "float64", "optimizer": "Adam", "autocast": False, "matmul": "highest", **precision}
 
 
+def gradients(unused: int = 0, share: float = 0.0, untouched: int = 0) -> dict[str, float]:
+    """What a rank has read in the graphs of its backward passes, of a million parameters."""
+    return {
+        "elements": 1_000_000,
+        "unused_elements": unused,
+        "unused_share": share,
+        "untouched_elements": untouched,
+    }
+
+
+def slow_optimizer(read: dict[str, float]) -> dict[str, Any]:
+    return {"phases_ms": {"optimizer": 30.0}, "facts": facts(device=None, gradients=read)}
+
+
 def looping_rank(nodes: int = 2000, **changes: Any) -> RankWindow:
     """A rank without a GPU, whose loss is computed by a loop: half of a step and most of a graph of short nodes."""
     seen = {
@@ -246,6 +260,23 @@ CASES: dict[str, Case] = {
         fault=window(rank(facts=facts(precision=in_double(default="float32")))),
         repaired=window(rank(facts=facts(precision=in_double(default="float64")))),
         saves_ms=0.5 * sum(HEALTHY_MS[phase] for phase in ("forward", "backward", "optimizer")),
+    ),
+    "padded-batches": Case(
+        fault=window(rank(gpu=None, facts=facts(device=None, padding={"width": 512, "unneeded": 0.71, "padded": 0.8}))),
+        repaired=window(
+            rank(gpu=None, facts=facts(device=None, padding={"width": 144, "unneeded": 0.03, "padded": 0.4}))
+        ),
+        saves_ms=0.71 * sum(HEALTHY_MS[phase] for phase in ("forward", "backward")),
+    ),
+    "gradients-unused": Case(
+        fault=window(rank(gpu=None, facts=facts(device=None, gradients=gradients(unused=598_280, share=0.6)))),
+        repaired=window(rank(gpu=None, facts=facts(device=None, gradients=gradients()))),
+        saves_ms=0.6 * HEALTHY_MS["backward"],
+    ),
+    "embedding-gradient-dense": Case(
+        fault=window(rank(gpu=None, **slow_optimizer(gradients(untouched=990_000)))),
+        repaired=window(rank(gpu=None, **slow_optimizer(gradients()))),
+        saves_ms=0.99 * 30.0,
     ),
     "host-memory-growth": Case(
         fault=window(rank(memory=memory(trainer_mib=100))),

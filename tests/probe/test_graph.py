@@ -13,7 +13,7 @@ import pytest
 
 from gpulaunch.profiler.probe import facts, graph
 from gpulaunch.profiler.probe.account import Account
-from gpulaunch.profiler.probe.graph import FIRST_STEP, LONG_NS, MOST_NODES, PASSES, GraphNodes, nodes_below
+from gpulaunch.profiler.probe.graph import FIRST_STEP, LONG_NS, MOST_NODES, PASSES, GraphNodes, graph_below
 
 
 class Tensor:
@@ -27,7 +27,9 @@ class Tensor:
         return self._node
 
 
-TORCH: Any = SimpleNamespace(_C=SimpleNamespace(DisableTorchFunction=nullcontext), Tensor=Tensor)
+TORCH: Any = SimpleNamespace(
+    _C=SimpleNamespace(DisableTorchFunction=nullcontext), Tensor=Tensor, nn=SimpleNamespace(Parameter=Tensor)
+)
 
 
 class Node:
@@ -73,18 +75,18 @@ def test_each_node_counts_once_and_what_has_no_graph_does_not() -> None:
     shared = Node()
     edge = SimpleNamespace(node=Node(shared), output_nr=0)
 
-    assert nodes_below(TORCH, (Tensor(Node(shared, Node(shared), None)), edge, Tensor(None))) == 4
-    assert nodes_below(TORCH, ()) == 0
+    assert len(graph_below(TORCH, (Tensor(Node(shared, Node(shared), None)), edge, Tensor(None)))) == 4
+    assert len(graph_below(TORCH, ())) == 0
 
 
 def test_a_graph_without_end_is_counted_up_to_a_number() -> None:
     ring = Node()
     ring.next_functions = ((ring, 0),)
 
-    assert nodes_below(TORCH, (Tensor(ring),)) == 1
-    assert nodes_below(TORCH, (Tensor(chain(50)),), most=10) == 10
-    assert nodes_below(TORCH, (Tensor(Node(*(Node() for _ in range(50)))),), most=10) == 10
-    assert nodes_below(TORCH, (Tensor(WideNode()),), most=11) == 11
+    assert len(graph_below(TORCH, (Tensor(ring),))) == 1
+    assert len(graph_below(TORCH, (Tensor(chain(50)),), most=10)) == 10
+    assert len(graph_below(TORCH, (Tensor(Node(*(Node() for _ in range(50)))),), most=10)) == 10
+    assert len(graph_below(TORCH, (Tensor(WideNode()),), most=11)) == 11
 
 
 def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
@@ -122,7 +124,7 @@ def test_a_property_of_a_subclass_is_not_asked() -> None:
         def grad_fn(self) -> Any:
             raise AssertionError
 
-    assert nodes_below(TORCH, (Mine(chain(3)),)) == 3
+    assert len(graph_below(TORCH, (Mine(chain(3)),))) == 3
 
 
 def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,22 @@ def test_what_records_the_stack_of_every_operation_is_told_where_the_model_is_ca
         assert is_outside_compute(call, "forward")
 
 
+def test_ddp_that_sends_buffers_before_forward_is_told_where_the_model_is_called() -> None:
+    ddp = f"{PACKAGES}/torch/nn/parallel/distributed.py"
+    forward = Frame("DistributedDataParallel.forward", ddp, 1600)
+    sends = (
+        Frame("DistributedDataParallel._pre_forward", ddp, 1500),
+        Frame("DistributedDataParallel._sync_buffers", ddp, 2100),
+        Frame("DistributedDataParallel._distributed_broadcast_coalesced", ddp, 2200),
+    )
+
+    call = called(MAIN, TRAIN, MODULE, forward, *sends)
+
+    assert (call.line, call.name) == (TRAIN.line, "torch.nn.parallel.DistributedDataParallel._sync_buffers")
+    assert is_outside_compute(call, "forward")
+    assert not is_outside_compute(called(MAIN, TRAIN, MODULE, forward, MODULE), "forward")
+
+
 def test_the_programs_lines_tell_what_they_call() -> None:
     update = Frame("Average.update", "/home/me/average.py", 12)
 

@@ -120,6 +120,7 @@ def _rank(
         ),
         validation_share=new.phase_ns.get("validation", 0) / new.step_ns_total if new.step_ns_total else 0.0,
         saves=(new.checkpoint.saves if new.checkpoint else 0) - (old.checkpoint.saves if old.checkpoint else 0),
+        compiled=new.pauses.compiles > 0,
         pauses=difference(new.pauses, old.pauses),
         gpu=None if new.gpu is None else difference(new.gpu, old.gpu),
         gpu_time=None if new.gpu_time is None else difference(new.gpu_time, old.gpu_time),

@@ -32,6 +32,8 @@ from gpulaunch.profiler.analysis.window import PYTHON, RankWindow, Window
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
 _CONVERTS: Final = "torch.tensor"
+_MEETS: Final = "._sync_buffers"
+"""The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _CURES: Final = (
     (
         r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
@@ -65,6 +67,13 @@ _CURES: Final = (
         r"torch\.tensor",
         "It converts Python's values one by one: convert them once before the loop, or keep NumPy arrays.",
     ),
+    (
+        r".*\._sync_buffers",
+        (
+            "It sends the buffers of the model from the first rank to all others before every forward pass. If each "
+            "rank may keep its own, or they are the same: DistributedDataParallel(..., broadcast_buffers=False)."
+        ),
+    ),
     (r".*\.empty_cache", "Do not empty the cache in the loop: the next step has to allocate the memory again."),
     (r"(?:queue|threading)\..*", "The training thread waits for another thread: let that run ahead, or start more."),
 )
@@ -84,6 +93,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
+            if call.endswith(_MEETS) and not _is_last(window.over, rank, str(found.place)):
+                continue
             in_library = "." in call and call != _CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
@@ -151,6 +162,12 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
                 f"nodes of {node_us:.0f} us each. Such small operations are mostly torch's own work; on a GPU "
                 "each is a kernel launch.",
             )
+
+
+def _is_last(window: Window, rank: RankWindow, place: str) -> bool:
+    """Whether a rank has the smallest share of its samples in a line, of all ranks of the node."""
+    shares = {each.rank: each.calling.get(place, 0) / each.samples for each in window.ranks if each.samples}
+    return min(shares, key=lambda number: (shares[number], number), default=-1) == rank.rank
 
 
 def _lines(rank: RankWindow, found: Loss) -> str:

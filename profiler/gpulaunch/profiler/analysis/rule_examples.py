@@ -139,6 +139,34 @@ EXAMPLES: Final = {
         ".double() on the model. Then compare the loss curves. To verify: gpulaunch trace --steps 5 --rank 0.",
         cure="prices = torch.as_tensor(frame.to_numpy(), dtype=torch.float32)\nmodel = Model()",
     ),
+    "padded-batches": Example(
+        program='encoded = tokenizer(texts, truncation=True, max_length=512, padding="max_length")\n'
+        "trainer = Trainer(model, args, train_dataset=Texts(encoded, labels))",
+        prints='Pad each batch to its longest sample, not to 512 tokens (padding=True instead of "max_length", or '
+        "DataCollatorWithPadding over samples that are not padded): no sample of a batch needs 71% of the columns. "
+        "Batches of similar lengths (group_by_length) save more. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="encoded = tokenizer(texts, truncation=True, max_length=512)\n"
+        "trainer = Trainer(model, args, train_dataset=Texts(encoded, labels),\n"
+        "                  data_collator=DataCollatorWithPadding(tokenizer))",
+    ),
+    "gradients-unused": Example(
+        program="for x, y in loader:\n    soft = teacher(x)\n    distillation_loss(student(x), soft, y).backward()\n"
+        "    optimizer.step()  # it has the student's parameters",
+        prints="Parameters with 598,280 elements get gradients, but no optimizer has them, and they do not change: a "
+        "teacher, or a frozen part of the model. Call it under torch.no_grad(), or set requires_grad_(False) for it. "
+        "If it is to be trained, add its parameters to the optimizer. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="    with torch.no_grad():\n        soft = teacher(x)",
+    ),
+    "embedding-gradient-dense": Example(
+        program="songs = nn.Embedding(1_000_000, 64)\noptimizer = torch.optim.Adam([*songs.parameters(), "
+        "*tower.parameters()])\nfor listened, y in loader:  # 512 songs\n"
+        "    loss = criterion(tower(songs(listened)), y)",
+        prints="99% of all parameters are rows of embeddings that a batch does not look up; their gradient is zero, "
+        "and the optimizer updates them all the same. Use nn.Embedding(..., sparse=True), with torch.optim.SparseAdam, "
+        "Adagrad or SGD for them. Then compare the loss curves. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="songs = nn.Embedding(1_000_000, 64, sparse=True)\n"
+        "optimizers = torch.optim.SparseAdam(songs.parameters()), torch.optim.Adam(tower.parameters())",
+    ),
     "host-memory-growth": Example(
         program="history = []\n" + _LOOP + "    history.append(model(x))  # and with it the graph",
         prints="Look for objects kept from every step: a list of losses without .item(), or an unbounded cache.",

@@ -10,6 +10,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis import (
     collective_rules,
+    compute_rules,
     line_rules,
     loader_rules,
     machine_rules,
@@ -212,6 +213,48 @@ RULES: Final = (
         suppressed="`torch.set_default_dtype(torch.float64)` was called, or the optimizer is `LBFGS`: both are signs "
         "that the precision is needed.",
         limits=(thresholds.LOST, thresholds.DOUBLE_GAIN),
+    ),
+    Rule(
+        id="padded-batches",
+        judge=compute_rules.padded_batches,
+        problem="Batches are padded to a width that none of their samples needs.",
+        evidence="The `attention_mask` of batches, looked at now and then in the rank: columns that are 0 for "
+        "every sample.",
+        costs="The share of these columns, of the time in forward and backward; with a GPU, of its busy time. "
+        "An estimate: attention saves more.",
+        fix="Pad each batch to its longest sample: `padding=True`, or a collator that pads "
+        '(`DataCollatorWithPadding`), not `padding="max_length"`. `group_by_length` makes batches of '
+        "similar lengths.",
+        suppressed="`torch.compile` is used, which wants constant shapes; the mask is on the GPU already, or is not "
+        "named so; or the utilisation of the GPU is not known.",
+        limits=(thresholds.PADDED, thresholds.LOST),
+    ),
+    Rule(
+        id="gradients-unused",
+        judge=compute_rules.gradients_unused,
+        problem="Backward computes gradients of parameters that nothing updates.",
+        evidence="The autograd graph, read a few times in a run: parameters that no optimizer has, with the same "
+        "version as seconds before.",
+        costs="Their part of backward, by the number of elements; half of it where backward must pass through "
+        "them to others. With a GPU, of two thirds of its busy time. An estimate.",
+        fix="`with torch.no_grad():` around the teacher or the frozen part, or `requires_grad_(False)` for "
+        "its parameters; if it is to be trained, give them to the optimizer.",
+        suppressed="No optimizer of torch has any parameter of the graph (DeepSpeed, Apex), or some are sharded "
+        "(FSDP); the graph has 4,096 nodes or more; or the utilisation of the GPU is not known.",
+        limits=(thresholds.LOST,),
+    ),
+    Rule(
+        id="embedding-gradient-dense",
+        judge=compute_rules.embedding_gradient_dense,
+        problem="The optimizer updates all rows of an embedding, of which a batch looks up few.",
+        evidence="The autograd graph, read a few times in a run: embeddings with dense gradients that have more "
+        "rows than the batch has looked up.",
+        costs="The optimizer's time, times the share of such rows among all parameters. An estimate.",
+        fix="`nn.Embedding(..., sparse=True)`, with `torch.optim.SparseAdam`, `Adagrad` or `SGD` for these "
+        "parameters. Momentum and weight decay then apply to the rows that are looked up only.",
+        suppressed="The weight is also used otherwise (an output layer that shares it), the rank has a GPU, or "
+        "parameters are sharded (FSDP).",
+        limits=(thresholds.LOST,),
     ),
     Rule(
         id="host-memory-growth",

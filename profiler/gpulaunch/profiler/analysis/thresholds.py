@@ -194,6 +194,12 @@ DOUBLE_GAIN: Final = Limit(
     unit="share",
     why="twice as many numbers fit in a vector register, and half of the bytes are moved; many GPUs gain far more",
 )
+PADDED: Final = Limit(
+    name="unneeded columns",
+    value=0.10,
+    unit="share",
+    why="batches that are padded to a multiple of 8 tokens, which tensor cores want, have up to 7 more than they need",
+)
 GEMM_BUSY: Final = Limit(
     name="SMs busy", value=0.50, unit="share", why="a GPU that is idle half of the time is not limited by arithmetic"
 )

@@ -109,6 +109,8 @@ class RankWindow:
     """Of all step time of the attempt so far."""
     saves: int
     """Checkpoints that gpulaunch.checkpoint has committed."""
+    compiled: bool = False
+    """torch.compile has compiled something so far."""
     pauses: Pauses
     """The window's, except `ddp_comm_ns` and `ddp_overlap_ns`."""
     gpu: GpuMemory | None

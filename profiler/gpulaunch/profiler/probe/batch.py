@@ -16,6 +16,7 @@ from gpulaunch.profiler.channel.quantities import LoaderState
 from gpulaunch.profiler.probe.account import bucket_of
 from gpulaunch.profiler.probe.loader_queue import NO_PLACES, has_out_of_order, length_of, places_of, queue_of
 from gpulaunch.profiler.probe.loaders import Loaders
+from gpulaunch.profiler.probe.padding import Padding
 from gpulaunch.profiler.probe.size import size_of
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
@@ -75,9 +76,11 @@ class LoaderWatch:
         "_first_wait_ns",
         "_last",
         "_length",
+        "_looks_for_padding",
         "_looks_in",
         "_looks_up",
         "_most_queued",
+        "_padding",
         "_passed_samples",
         "_places_left",
         "_plain",
@@ -117,10 +120,11 @@ class LoaderWatch:
         self._unavailable = unavailable
         self.tensor = tensor
         """torch's Tensor type; any other until torch is imported, since there are no batches before."""
+        self._padding = Padding()
         self._queue_due_ns = self._tell_due_ns = 0
         self._told_queue = False
         self._most_queued, self._places_left = NO_PLACES
-        self._reads_queue = self._looks_in = self._looks_up = True
+        self._reads_queue = self._looks_in = self._looks_up = self._looks_for_padding = True
         self.iterator = 0
         """The one that returned the last batch (its `id`)."""
         self._aside = 0  # consecutive batches that another thread than the training thread received
@@ -251,6 +255,8 @@ class LoaderWatch:
             self._batch_bytes += self._size_bytes
         else:
             samples = self._look(batch, number)
+            if trains and self._looks_for_padding:
+                self._look_for_padding(batch)
         if wait_ns >= 0:
             self._wait_ns += wait_ns
             if number == 1 and trains:
@@ -365,6 +371,15 @@ class LoaderWatch:
         self._batch_bytes += self._size_bytes
         self.look_at = min(number + _LOOK_EVERY, self._last) if self._alike >= _ALIKE and self._last else 0
         return self.samples
+
+    def _look_for_padding(self, batch: Any) -> None:
+        try:
+            self._padding.look(batch, self.tensor)
+        except Exception as error:  # a user's type may run any code
+            if raised_by_program(error):
+                raise
+            self._looks_for_padding = False
+            self._unavailable(Hook.FACTS, f"padding: {error!r}")
 
     def _turn_to(self, iterator: Any, trains: bool) -> None:
         """A different loader is used, or another epoch begins."""

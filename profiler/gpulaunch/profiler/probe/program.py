@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.probe import facts
+from gpulaunch.profiler.probe.gradients import SHARDED, optimizers
 from gpulaunch.profiler.probe.loaders import tap_init
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 _LOOK_AT: Final = 64
 """Maximum of parameters whose dtype is inspected."""
-
-_SHARDED: Final = ("FlatParameter", "DTensor")
-"""Parameters of FSDP, which may compute in another precision than theirs."""
 
 
 def install(probe: Probe, torch: Any, undo: Undo) -> None:
@@ -148,7 +146,7 @@ class Program:
         with self._torch._C.DisableTorchFunction():
             for parameter in islice((each for group in groups for each in group["params"]), _LOOK_AT):
                 elements[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-                sharded = sharded or type(parameter).__name__ in _SHARDED
+                sharded = sharded or type(parameter).__name__ in SHARDED
         if elements:  # else the previous value stays: the optimizer no longer exists
             self._parameters = max(elements, key=lambda dtype: elements[dtype]), sharded
             self._optimizer_name = type(optimizer).__name__
@@ -208,6 +206,7 @@ def tap_optimizer(probe: Probe, torch: Any, program: Program, original: Any) -> 
         if not is_compiling():
             with suppress(TypeError):  # a subclass may have slots and no weak references
                 program.optimizer = weakref.ref(self)
+                optimizers.add(self)
             probe.optimizer_made(id(self))
         original(self, *args, **kwargs)
 

@@ -60,6 +60,9 @@ _OF_THE_MODEL: Final = ("data_wait", "forward", "backward", "optimizer")
 ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
+BUFFERS: Final = "torch.nn.parallel.DistributedDataParallel._sync_buffers"
+_BUFFERS: Final = re.compile(r"/torch/nn/parallel/distributed\.py (?:.*\.)?_sync_(?:module_)?buffers$")
+"""What DDP calls before a forward pass to send the buffers of the first rank to all others (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
 _CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
 _COMPILED: Final = re.compile(r".*/torch/(?:_dynamo|_functorch|_inductor|_library)/")
@@ -108,6 +111,8 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     if any(_ANOMALY.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
         model = _model_call(frames)
         return Call(model.file, model.line, ANOMALY, "python")
+    if any(_BUFFERS.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
+        return Call(frames[depth].file, frames[depth].line, BUFFERS, "python")
     line = frames[depth]
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]

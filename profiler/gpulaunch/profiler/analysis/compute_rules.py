@@ -1,0 +1,113 @@
+"""Rules about what is computed and never used: padding, gradients without an optimizer, rows of embeddings.
+
+The rank reads what they need now and then: see `probe.padding` and `probe.gradients`. What they cost follows from the
+time of the phases. With a GPU these tell only when its kernels were started, so there it is the GPU's busy time, of
+which two thirds are taken for backward: it has two matrix products for each one of forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gpulaunch.profiler.analysis.facts import number, section
+from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss
+from gpulaunch.profiler.analysis.gpu_idle import gpu_idle_s
+from gpulaunch.profiler.analysis.thresholds import LOST, PADDED
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+_OF_BACKWARD: Final = 2 / 3
+
+
+def padded_batches(window: Window) -> Iterator[Loss]:
+    """Batches are padded to a width that none of their samples needs."""
+    for rank in window.ranks:
+        padding = section(rank.facts, "padding")
+        unneeded, width = number(padding, "unneeded") or 0.0, number(padding, "width") or 0.0
+        model_s = _model_s(window, rank)
+        if model_s is None or not PADDED.value <= unneeded <= 1.0 or rank.compiled:
+            continue
+        yield from _lost(
+            rank,
+            unneeded * model_s,
+            {
+                "model_seconds_per_step": model_s,
+                "tokens_per_sample": width,
+                "unneeded_columns_ratio": unneeded,
+                "padded_ratio": number(padding, "padded") or 0.0,
+            },
+            f"Pad each batch to its longest sample, not to {width:.0f} tokens (padding=True instead of "
+            '"max_length", or DataCollatorWithPadding over samples that are not padded): no sample of a batch needs '
+            f"{unneeded:.0%} of the columns. Batches of similar lengths (group_by_length) save more.",
+        )
+
+
+def gradients_unused(window: Window) -> Iterator[Loss]:
+    """Backward goes through parameters that nothing updates."""
+    for rank in window.ranks:
+        gradients = section(rank.facts, "gradients")
+        share, unused = number(gradients, "unused_share") or 0.0, number(gradients, "unused_elements") or 0.0
+        backward_s = _backward_s(window, rank)
+        if backward_s is None or not 0.0 < share <= 1.0:
+            continue
+        yield from _lost(
+            rank,
+            share * backward_s,
+            {
+                "backward_seconds_per_step": backward_s,
+                "parameters_in_graph": number(gradients, "elements") or 0.0,
+                "parameters_not_updated": unused,
+            },
+            f"Parameters with {unused:,.0f} elements get gradients, but no optimizer has them, and they do not change: "
+            "a teacher, or a frozen part of the model. Call it under torch.no_grad(), or set requires_grad_(False) for "
+            "it. If it is to be trained, add its parameters to the optimizer.",
+        )
+
+
+def embedding_gradient_dense(window: Window) -> Iterator[Loss]:
+    """The optimizer updates all rows of an embedding of which a batch uses few."""
+    for rank in window.ranks:
+        gradients = section(rank.facts, "gradients")
+        elements, untouched = number(gradients, "elements") or 0.0, number(gradients, "untouched_elements") or 0.0
+        if rank.gpu is not None or not 0.0 < untouched <= elements:
+            continue  # how long a GPU takes for an optimizer is not known
+        share = untouched / elements
+        yield from _lost(
+            rank,
+            share * rank.phase_s("optimizer"),
+            {
+                "optimizer_seconds_per_step": rank.phase_s("optimizer"),
+                "parameters_in_graph": elements,
+                "parameters_not_looked_up": untouched,
+            },
+            f"{share:.0%} of all parameters are rows of embeddings that a batch does not look up; their gradient is "
+            "zero, and the optimizer updates them all the same. Use nn.Embedding(..., sparse=True), with "
+            "torch.optim.SparseAdam, Adagrad or SGD for them. Then compare the loss curves.",
+        )
+
+
+def _model_s(window: Window, rank: RankWindow) -> float | None:
+    """Seconds of a step in forward and backward; None if they are not known."""
+    if rank.gpu is None:
+        return rank.phase_s("forward") + rank.phase_s("backward") or None
+    idle_s = gpu_idle_s(window, rank)
+    return None if idle_s is None else rank.step_s - idle_s
+
+
+def _backward_s(window: Window, rank: RankWindow) -> float | None:
+    if rank.gpu is None:
+        return rank.phase_s("backward") or None
+    model_s = _model_s(window, rank)
+    return None if model_s is None else _OF_BACKWARD * model_s
+
+
+def _lost(rank: RankWindow, seconds: float, evidence: Mapping[str, float], advice: str) -> Iterator[Loss]:
+    if seconds >= LOST.value * rank.step_s:
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=seconds,
+            step_s=rank.step_s,
+            confidence=ESTIMATED,
+            evidence={"step_seconds": rank.step_s, **evidence},
+            advice=advice,
+        )

@@ -1,0 +1,179 @@
+"""Gradients that nothing uses are found in graphs of torch itself (imported here: two seconds), and no others."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from gpulaunch.profiler.probe import gradients
+from gpulaunch.profiler.probe.gradients import GradientUse
+from gpulaunch.profiler.probe.graph import graph_below
+
+X = torch.randn(16, 8)
+
+
+@pytest.fixture(autouse=True)
+def _optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None but those of the test: the probe is not installed here."""
+    monkeypatch.setattr(gradients, "optimizers", weakref.WeakSet())
+
+
+def optimizer(*modules: nn.Module, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> torch.optim.Optimizer:
+    made = kind([each for module in modules for each in module.parameters()], lr=0.1)
+    gradients.optimizers.add(made)
+    return made
+
+
+def fact(loss: Callable[[], torch.Tensor], *steppers: torch.optim.Optimizer, rows: int = 2) -> dict[str, float] | None:
+    """What is told after some rows of two passes, between which the optimizers step."""
+    use = GradientUse(torch)
+    for _ in range(rows):
+        use.begin()
+        for _ in range(2):
+            of = loss()
+            use.add(graph_below(torch, (of,)))
+            of.backward()
+        for each in steppers:
+            each.step()
+            each.zero_grad()
+    return use.fact()
+
+
+def mlp(width: int = 8) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8))
+
+
+def size(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())
+
+
+def test_backward_through_a_teacher_is_in_vain() -> None:
+    teacher, student = mlp(32), mlp()
+    step = optimizer(student)
+
+    told = fact(lambda: nn.functional.mse_loss(student(X), teacher(X)), step)
+
+    assert told == {
+        "elements": size(teacher) + size(student),
+        "unused_elements": size(teacher),
+        "unused_share": pytest.approx(size(teacher) / (size(teacher) + size(student)), abs=0.001),
+        "untouched_elements": 0,
+    }
+    once = fact(lambda: nn.functional.mse_loss(student(X), teacher(X)), step, rows=1)
+    assert once is not None
+    assert once["unused_elements"] == 0, "only once it is known that its value does not change"
+
+
+@pytest.mark.parametrize("guard", ["no_grad", "detached", "requires_grad"])
+def test_a_teacher_that_is_left_out_is_no_loss(guard: str) -> None:
+    teacher, student = mlp(32), mlp()
+    step = optimizer(student)
+    if guard == "requires_grad":
+        teacher.requires_grad_(False)
+
+    def loss() -> torch.Tensor:
+        with torch.set_grad_enabled(guard != "no_grad"):
+            soft = teacher(X)
+        return nn.functional.mse_loss(student(X), soft.detach() if guard == "detached" else soft)
+
+    told = fact(loss, step)
+
+    assert told is not None
+    assert (told["elements"], told["unused_elements"], told["unused_share"]) == (size(student), 0, 0)
+
+
+def test_half_of_it_is_in_vain_where_the_gradient_must_pass() -> None:
+    """A frozen part behind what is trained, as of a perceptual loss; and one in front of it."""
+    trained, frozen = mlp(), mlp()
+    step = optimizer(trained)
+
+    behind = fact(lambda: frozen(trained(X)).sum(), step)
+    before = fact(lambda: trained(frozen(X)).sum(), step)
+
+    assert behind is not None
+    assert before is not None
+    assert behind["unused_share"] == pytest.approx(0.25, abs=0.01)
+    assert before["unused_share"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_gan_updates_all_that_has_gradients_if_not_at_once() -> None:
+    maker, critic = mlp(), mlp()
+    of_maker, of_critic = optimizer(maker), optimizer(critic, kind=torch.optim.Adam)
+
+    told = fact(lambda: critic(maker(X)).mean(), of_maker, of_critic)
+
+    assert told is not None
+    assert told["unused_elements"] == 0
+
+
+def test_parameters_that_the_program_updates_itself_are_used() -> None:
+    by_hand, trained = mlp(), mlp()
+    step = optimizer(trained)
+
+    def loss() -> torch.Tensor:
+        with torch.no_grad():
+            for each in by_hand.parameters():
+                each.mul_(0.999)
+        return trained(by_hand(X)).sum()
+
+    told = fact(loss, step)
+
+    assert told is not None
+    assert told["unused_elements"] == 0
+
+
+def test_nothing_is_told_where_optimizers_have_other_tensors() -> None:
+    """Copies of the parameters in another precision, or shards."""
+    model, copies = mlp(), mlp()
+    assert fact(lambda: model(X).sum(), optimizer(copies)) is None
+    assert fact(lambda: model(X).sum()) is None
+
+    class DTensor(nn.Parameter):
+        pass
+
+    step = optimizer(model)
+    step.param_groups.append({"params": [DTensor(torch.zeros(3))], "lr": 0.1})
+    assert fact(lambda: model(X).sum()) is None
+
+
+def test_an_input_that_wants_its_gradient_is_no_parameter() -> None:
+    model = mlp()
+    step = optimizer(model)
+    attacked = X.clone().requires_grad_()
+
+    told = fact(lambda: model(attacked).sum(), step)
+
+    assert told is not None
+    assert (told["elements"], told["unused_elements"]) == (size(model), 0)
+
+
+def test_rows_of_an_embedding_that_are_not_looked_up_are_counted() -> None:
+    songs, tower = nn.Embedding(1000, 8), mlp()
+    step = optimizer(songs, tower)
+    picked = torch.randint(1000, (5, 10))
+
+    told = fact(lambda: tower(songs(picked)).sum() + songs(picked).sum(), step)
+
+    assert told is not None
+    assert told["untouched_elements"] == pytest.approx(0.9 * 8000)
+    assert told["elements"] == 8000 + size(tower)
+
+
+@pytest.mark.parametrize("how", ["sparse", "tied", "small"])
+def test_embeddings_whose_gradient_is_sparse_or_needed_are_not(how: str) -> None:
+    songs = nn.Embedding(40 if how == "small" else 1000, 8, sparse=how == "sparse")
+    step = optimizer(songs)
+    picked = torch.randint(40, (5, 10))
+
+    def loss() -> torch.Tensor:
+        found = songs(picked)
+        return (found @ songs.weight.T if how == "tied" else found).sum()
+
+    told = fact(loss, step)
+
+    assert told is not None
+    assert told["untouched_elements"] == 0
