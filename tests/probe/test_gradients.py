@@ -140,6 +140,16 @@ def test_nothing_is_told_where_optimizers_have_other_tensors() -> None:
     assert fact(lambda: model(X).sum()) is None
 
 
+def test_nothing_is_told_of_shards_in_the_graph() -> None:
+    """FSDP with the original parameters, and a part of the model that it leaves alone."""
+
+    class FlatParameter(nn.Parameter):
+        pass
+
+    model, shard = mlp(), FlatParameter(torch.ones(8))
+    assert fact(lambda: (model(X) * shard).sum(), optimizer(model)) is None
+
+
 def test_an_input_that_wants_its_gradient_is_no_parameter() -> None:
     model = mlp()
     step = optimizer(model)

@@ -64,6 +64,8 @@ class GradientUse:
         leaves = {node: each for node, below in graph.items() if not below and (each := _variable(node)) is not None}
         if updated is None or not any(id(each) in updated for each in leaves.values()):
             return
+        if any(type(each).__name__ in SHARDED for each in leaves.values()):
+            return
         unused = {node for node, each in leaves.items() if id(each) not in updated and self._is_unused(each)}
         above: dict[Any, list[Any]] = {}
         for node, below in graph.items():

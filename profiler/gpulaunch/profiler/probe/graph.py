@@ -32,7 +32,7 @@ LONG_NS: Final = 10_000_000
 """Of the thread's own time: a graph that takes so long is the last that is counted in the run."""
 FIRST_STEP: Final = 20
 """The steps before that are not typical."""
-_PAUSE_S: Final = 8
+_PAUSE_S: Final = 2
 _LONGEST_PAUSE_S: Final = 600
 _LONGER: Final = 4
 """Each pause is so many times as long as the one before."""
