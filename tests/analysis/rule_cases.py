@@ -84,6 +84,17 @@ def looping_rank(nodes: int = 2000, **changes: Any) -> RankWindow:
     return rank(phases_ms={"backward": 20.0}, **{**seen, **changes})
 
 
+def watched_rank(**changes: Any) -> RankWindow:
+    """A rank without a GPU, which waits half of its steps for the GIL that a thread with `watch` holds."""
+    seen = {
+        "gpu": None,
+        "gil_waits": {"train.py watch": 20},
+        "gil_lines": {("train.py watch", ""): 20, ("train.py watch", "train.py:88"): 20},
+        "calls": {"train.py:88": "statistics.quantiles"},
+    }
+    return rank(**{**seen, **changes})
+
+
 LOADER = {"file": "train.py", "line": 41}
 LINE = {"file": "train.py", "line": 88}
 WELL = window()
@@ -386,6 +397,12 @@ CASES: dict[str, Case] = {
         fault=window(looping_rank()),
         repaired=window(looping_rank(looping={})),
         saves_ms=24.0 + 16.0,  # 30 of 40 samples of 32 ms, and so much of backward; nodes of 10 us are all torch's own
+        **LINE,
+    ),
+    "gil-contention": Case(
+        fault=window(watched_rank()),
+        repaired=window(watched_rank(gil_waits={"train.py watch": 2})),
+        saves_ms=50.0 - HEALTHY_MS["data_wait"],
         **LINE,
     ),
     "omp-oversubscribed": Case(

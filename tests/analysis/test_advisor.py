@@ -242,6 +242,12 @@ ranks = st.builds(
     loop_ends=st.dictionaries(st.sampled_from(["a.py:1", ""]), st.integers(1, 9)),
     backward=st.dictionaries(st.sampled_from(["a.py:1", ""]), st.integers(0, 100)),
     saving_share=st.floats(0, 1),
+    gil_waits=st.dictionaries(st.sampled_from(["a.py f", "json.dump"]), st.integers(0, 100)),
+    gil_lines=st.dictionaries(
+        st.tuples(st.sampled_from(["a.py f", "json.dump"]), st.sampled_from(["a.py:1", "b.py:2", ""])),
+        st.integers(0, 100),
+    ),
+    thread_waits=st.integers(0, 100),
     locked=st.integers(0, 100),
     microsteps=st.integers(0, 1000),
     worker_cores=st.frozensets(st.integers(0, 3)),
@@ -312,5 +318,5 @@ def test_no_finding_stands_that_was_not_seen_twice_unless_it_is_of_many_samples(
         for found in advise(each):
             times[found.key] = times.get(found.key, 0) + 1
         for found in advisor.add_window(each):
-            of_samples = found.rule in ("hot-line", "logging-stall", "small-operations-loop")
+            of_samples = found.rule in ("hot-line", "logging-stall", "small-operations-loop", "gil-contention")
             assert times[found.key] >= (1 if of_samples else 2)

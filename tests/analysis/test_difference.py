@@ -224,6 +224,18 @@ def test_samples_of_lines_are_those_of_the_window_and_those_of_loops_of_the_whol
     assert (rank.before_backward, rank.looping, rank.loop_ends) == (55, {"train.py:20": 44}, {"train.py:20": 23})
 
 
+def test_waits_for_the_gil_are_those_of_the_window_and_their_lines_those_of_the_whole_run(node: Node) -> None:
+    watch, line = (0, "train.py watch", ""), (0, "train.py watch", "train.py:8")
+    before = replace(node.look(), gil_waits={watch: 10, line: 9}, thread_waits={0: 3})
+    others = {(1, "train.py watch", ""): 50}
+    after = replace(node.train(5), gil_waits={watch: 25, line: 20, **others}, thread_waits={0: 5, 1: 9})
+
+    (rank,) = between(before, after).ranks
+
+    assert (rank.gil_waits, rank.thread_waits) == ({"train.py watch": 15}, 2)
+    assert rank.gil_lines == {("train.py watch", ""): 25, ("train.py watch", "train.py:8"): 20}
+
+
 def test_samples_count_for_the_innermost_line_that_always_holds_the_gil(node: Node) -> None:
     """It may be believed in the middle of a window: those of the window count, and no others."""
     outer, python, tensors = (0, "train.py:8"), "train.py:20", "train.py:30"

@@ -19,6 +19,7 @@ from gpulaunch.profiler.daemon.findings import Findings
 from gpulaunch.profiler.probe import sites
 from gpulaunch.profiler.record import Finding, RankPlace
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
+from gpulaunch.profiler.samplers.pyspy import Look
 from gpulaunch.profiler.stack import Frame
 
 LOGGING = Frame(name="info", file="/usr/lib/python3.12/logging/__init__.py", line=1489)
@@ -68,7 +69,7 @@ def standing(root: Path, of_rank: str, caller: Frame) -> dict[str, Finding]:
     place = RankPlace(rank=0, local_rank=0, pid=100)
     for second in range(30):
         node.ranks[0].sites = (site("item", of_rank, count=10 * second, blocked_ns=10 * second * 50_000_000),)
-        findings.add_stack(place, "other", (LOGGING, caller), True)
+        findings.add_stack(place, "other", Look(frames=(LOGGING, caller), holds_gil=True))
         told = findings.look(node.train(1.0, sync=50.0).state)
     return {each.rule: each for each in told}
 

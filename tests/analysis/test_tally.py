@@ -141,3 +141,31 @@ def test_loops_of_a_main_thread_that_does_not_train_and_loops_without_end_are_no
 
     assert {rank for rank, _ in tally.looping} == {1}
     assert len(tally.looping) == 256
+
+
+def test_waits_for_the_gil_are_counted_by_the_function_and_the_lines_of_its_holder() -> None:
+    tally = Tally()
+    for lines in ({"page.py:9": "draw", "page.py:3": "json.dumps"}, {"page.py:9": "draw", "page.py:3": ""}, {}):
+        tally.gil.add(0, "page.py watch", lines)
+    tally.gil.add(0, "page.py watch", {"page.py:3": "json.dumps"})
+    tally.gil.add_thread_wait(0)
+
+    assert tally.gil_waits == {
+        (0, "page.py watch", ""): 4,
+        (0, "page.py watch", "page.py:9"): 2,
+        (0, "page.py watch", "page.py:3"): 3,
+    }
+    assert tally.calls == {(0, "page.py:9"): "draw", (0, "page.py:3"): "json.dumps"}
+    assert tally.thread_waits == {0: 1}
+
+
+def test_waits_of_a_main_thread_that_does_not_train_and_threads_without_end_are_nothing() -> None:
+    tally = Tally()
+    for number in range(10_000):
+        tally.gil.add(number % 2, f"made.py f{number}", {f"made.py:{number}": f"g{number}", "made.py:0": f"g{number}"})
+    for _ in range(3):
+        tally.trains_elsewhere(0)
+
+    assert {rank for rank, _, _ in tally.gil_waits} == {1}
+    assert len(tally.gil_waits) <= 512
+    assert len(tally.calls) <= 512

@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,78 @@ def test_it_knows_whether_the_main_thread_holds_the_gil(start: Start, program: s
 
     assert looks.count(True) / len(looks) == pytest.approx(held, abs=0.1)
     assert PySpy().look(pid).holds_gil is bool(held)
+
+
+READY_TO_TRAIN = """
+import os, sys, threading, time, zlib
+def ready():
+    print("ready", flush=True)
+def watch():
+    while True:
+        of_a_page()
+def of_a_page():
+    return sum(each * each for each in range(20000))
+def train(much=bytes(1 << 20)):
+    ready()
+    while True:
+        zlib.crc32(much)
+"""
+WRITES = "def writes():\n  while True:\n    open(os.devnull, 'w').write('well')\n    time.sleep(0.2)\n"
+WATCHED = "threading.Thread(target=watch, daemon=True).start()\n"
+
+
+def holders(start: Start, program: str) -> Iterator[list[str]]:
+    """What looks at a program tell of the thread that it waits for, the names of its frames; nothing if it does not."""
+    pid = start(sys.executable, "-c", READY_TO_TRAIN + program)
+    own = Peek(EmptySampler())
+    while True:
+        time.sleep(0.01)
+        yield [frame.name for frame in own.look(pid).gil_holder]
+
+
+def test_the_thread_that_keeps_the_gil_is_read_while_the_main_thread_waits_for_it(start: Start) -> None:
+    """What releases the GIL for a fraction of a millisecond gets it back after five."""
+    found: list[list[str]] = []
+    until_s = time.monotonic() + 60.0
+    for frames in holders(start, f"{WATCHED}train()"):
+        found += [frames] if frames else []
+        assert time.monotonic() < until_s, found
+        if len(found) == 30:
+            break
+
+    ends = {tuple(frames[-4:]) for frames in found}
+    assert ends == {("watch", "Thread.run", "Thread._bootstrap_inner", "Thread._bootstrap")}
+    assert sum("of_a_page" in frames for frames in found) > 20
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"{WATCHED}ready()\ntime.sleep(600)",
+        f"{WATCHED}lock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()",
+        f"{WATCHED}reads, _ = os.pipe()\nready()\nos.read(reads, 1)",
+        "threading.Thread(target=time.sleep, args=[600], daemon=True).start()\ntrain()",
+        f"{WRITES}threading.Thread(target=writes, daemon=True).start()\ntrain()",
+        "threading.Thread(target=train, daemon=True).start()\ntrain()",
+        "train()",
+    ],
+    ids=[
+        *("sleeps", "waits for a lock", "waits for a pipe", "beside a thread that sleeps", "beside one that writes"),
+        *("beside one that releases the GIL", "alone"),
+    ],
+)
+def test_a_main_thread_that_does_not_wait_for_the_gil_has_no_holder(start: Start, program: str) -> None:
+    """Between its sleeps and its writes a thread holds the GIL for microseconds."""
+    assert sum(map(bool, islice(holders(start, program), 60))) <= 3
+
+
+def test_without_the_kernels_word_no_thread_is_said_to_wait(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(pid: int, gil: int) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(peek, "waits_for_gil", forbidden)
+
+    assert not any(islice(holders(start, f"{WATCHED}train()"), 40))
 
 
 def test_a_process_that_never_stands_still_is_read(start: Start) -> None:

@@ -18,7 +18,7 @@ from gpulaunch.profiler.record import Finding
 _RECENT: Final = 5
 """Windows whose median one is reported, so that a finding's figures do not jump."""
 
-_AT_ONCE: Final = frozenset({"hot-line", "logging-stall", "small-operations-loop"})
+_AT_ONCE: Final = frozenset({"hot-line", "logging-stall", "small-operations-loop", "gil-contention"})
 """Rules that judge all samples so far, and wait themselves until there are enough: a second window adds little."""
 _NOT_ONCE: Final = frozenset({"recompiles"})
 """Rules for which what happens once is normal."""

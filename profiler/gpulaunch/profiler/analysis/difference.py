@@ -138,6 +138,9 @@ def _rank(
         loop_ends=_lines_of(rank, after.loop_ends),
         indexing=after.indexing.get(rank, 0) - before.indexing.get(rank, 0),
         saving_share=_saving_share(rank, after),
+        gil_waits=_grown(_functions_of(rank, before), _functions_of(rank, after)),
+        gil_lines={(function, line): n for (whose, function, line), n in after.gil_waits.items() if whose == rank},
+        thread_waits=after.thread_waits.get(rank, 0) - before.thread_waits.get(rank, 0),
         backward=_lines_of(rank, after.backward),
         fetches=after.fetches.get(rank, 0),
         locked=after.locked.get(rank, 0),
@@ -194,6 +197,11 @@ def _grown(old: Mapping[K, float], new: Mapping[K, Any]) -> dict[K, Any]:
 
 def _lines_of(rank: int, lines: Mapping[tuple[int, str], K]) -> dict[str, K]:
     return {line: known for (whose, line), known in lines.items() if whose == rank}
+
+
+def _functions_of(rank: int, snapshot: Snapshot) -> dict[str, int]:
+    """Samples that wait for the GIL by the function of its holder."""
+    return {name: count for (whose, name, line), count in snapshot.gil_waits.items() if whose == rank and not line}
 
 
 def _calling(rank: int, before: Snapshot, after: Snapshot, holding_gil: Set[str]) -> dict[str, int]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import sqrt
 from typing import Final
 
 from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
+from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
     GRAPH_NODES,
@@ -206,8 +206,7 @@ def _sampled(
         if count > samples:
             continue
         share = count / samples
-        likely = (count + 1) / (samples + 2)  # never certain: all of four samples may be half of the time
-        error = sqrt(likely * (1.0 - likely) / samples)
+        error = standard_error(count, samples)
         if share * seconds >= LOST_MEASURED.value * rank.step_s and error <= SAMPLED_ERROR.value * share:
             yield Loss(
                 rank=rank.rank,

@@ -10,6 +10,8 @@ from gpulaunch.profiler.record import Finding
 
 _EXPLAINING: Final = ("hot-line", "logging-stall")
 """Rules that name the line of what a straggler does between its steps."""
+_GIL: Final = "gil-contention"
+"""A rank whose training thread waits for the GIL seems to compute longer."""
 _LINE: Final = "hot-line"
 _LOOP: Final = "small-operations-loop"
 _SAVE: Final = "checkpoint-stall"
@@ -24,8 +26,9 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
 
     A straggler whose cause is one of the others, which then tells of both: a rank is late because of a line if only
     this rank has it, and it takes most of what the others wait for. And a line in a loop that is to go as a whole, or
-    directly below a save.
+    directly below a save; and a line of a thread that more samples have shown at another one since.
     """
+    findings = [each for each in findings if not any(_replaces(other, each) for other in findings)]
     loops = [each for each in findings if each.rule == _LOOP]
     kept = [each for each in findings if each.rule != _LINE or not any(_is_in(each, loop) for loop in loops)]
     for save in [each for each in kept if each.rule == _SAVE]:
@@ -37,6 +40,15 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
             kept.remove(late)
             kept[kept.index(owner)] = _with(owner, late)
     return kept
+
+
+def _replaces(later: Finding, earlier: Finding) -> bool:
+    """Whether both are of one thread, and the later one has the more samples."""
+    if (later.rule, earlier.rule) != (_GIL, _GIL) or later.ranks != earlier.ranks:
+        return False
+    if later.evidence.get("thread") != earlier.evidence.get("thread"):
+        return False
+    return float(later.evidence.get("samples", 0.0)) > float(earlier.evidence.get("samples", 0.0))
 
 
 def _is_in(line: Finding, loop: Finding) -> bool:
@@ -67,12 +79,13 @@ def _saved_with(save: Finding, below: Sequence[Finding]) -> Finding:
 
 
 def _owner(late: Finding, findings: Iterable[Finding]) -> Finding | None:
-    if late.rule != "straggler" or late.evidence.get("cause") != "other":
+    if late.rule != "straggler" or (cause := late.evidence.get("cause")) not in ("other", "compute"):
         return None
+    explaining = (*_EXPLAINING, _GIL) if cause == "other" else (_GIL,)
     lines = [
         each
         for each in findings
-        if each.rule in _EXPLAINING
+        if each.rule in explaining
         and each.ranks == late.ranks
         and each.seconds_per_step >= _MOST * late.seconds_per_step
     ]

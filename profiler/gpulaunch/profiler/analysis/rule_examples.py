@@ -249,6 +249,16 @@ EXAMPLES: Final = {
         "far = distance.masked_fill(~same, -1.0).amax(1)\n"
         "loss = (far - distance.masked_fill(same, 1e9).amin(1)).mean()",
     ),
+    "gil-contention": Example(
+        program="def watch(rewards):  # threading.Thread(target=watch, args=(rewards,), daemon=True).start()\n"
+        "    while True:\n"
+        "        show(statistics.quantiles(list(rewards), n=20))  # of 60,000 values: 40 ms\n"
+        "        time.sleep(0.02)",
+        prints="Another thread computes in Python and keeps the GIL, and the training thread waits for it. Do it in "
+        "another process (multiprocessing), less often, or with code that releases the GIL (NumPy). To verify: "
+        "gpulaunch trace --steps 5 --rank 0.",
+        cure="        time.sleep(5)",
+    ),
     "omp-oversubscribed": Example(
         program="torch.set_num_threads(32)  # in each of eight ranks, on 128 cores\n" + _LOOP,
         prints="Use 16 threads per rank: 32 threads share 16 cores. Let gpulaunch set OMP_NUM_THREADS, and remove "

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
+from gpulaunch.profiler.analysis.gil_waits import GilWaits, HolderLine
+
 K = TypeVar("K")
 
 _MOST_LOGGING: Final = 64
@@ -94,6 +96,7 @@ class Tally:
         self._innermost = Counter[InnerLine]()
         self._of_gil = Counter[RankLine]()
         self._without_gil = Counter[RankLine]()
+        self.gil = GilWaits()
 
     def add(
         self,
@@ -284,6 +287,17 @@ class Tally:
         return dict(self._saving)
 
     @property
+    def gil_waits(self) -> Mapping[HolderLine, int]:
+        """Those that wait for the GIL, which another thread holds; see `GilWaits.counts`."""
+        elsewhere = self._trains_elsewhere()
+        return {line: count for line, count in self.gil.counts.items() if line[0] not in elsewhere}
+
+    @property
+    def thread_waits(self) -> Mapping[int, int]:
+        """Those that wait for another thread or process by themselves, as in `queue.get`, by rank."""
+        return self.gil.thread_waits
+
+    @property
     def fetches(self) -> Mapping[int, int]:
         """All samples of workers inside fetches, by rank."""
         return dict(self._fetches)
@@ -301,7 +315,7 @@ class Tally:
     @property
     def calls(self) -> Mapping[RankLine, str]:
         """The function that each line mostly calls; empty: it is not known."""
-        return {**self._calling.calls, **self._fetching.calls}
+        return {**self.gil.calls, **self._calling.calls, **self._fetching.calls}
 
 
 def _count(counts: Counter[K], what: K, most: int) -> bool:

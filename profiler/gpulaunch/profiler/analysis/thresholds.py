@@ -159,7 +159,7 @@ HOLDS_FETCHES: Final = Limit(
     why="of the samples inside fetches; a loop of a transform spreads over two or three lines",
 )
 INNER_LINE: Final = Limit(
-    name="inner line of the fetches",
+    name="inner line",
     value=0.8,
     unit="share",
     why="of the samples of the line that calls it; with less, other lines of the function take part",

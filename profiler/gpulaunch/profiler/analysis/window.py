@@ -55,6 +55,11 @@ class Snapshot:
     """Those of them in a sampler that a dataloader asks for indices, by rank."""
     saving: Mapping[int, int] = field(default_factory=dict[int, int])
     """Those of them that save a checkpoint outside of the phase that is measured, by rank."""
+    gil_waits: Mapping[tuple[int, str, str], int] = field(default_factory=dict[tuple[int, str, str], int])
+    """Those of them that wait for the GIL, by rank, the function of the thread that holds it, and a line of it; with an
+    empty line, all of the function. See `gil_waits.GilWaits`."""
+    thread_waits: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Those of them that wait for another thread or process by themselves, as in `queue.get`, by rank."""
     backward: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Stack samples in the phase backward, by rank and the program's line."""
     fetches: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -64,7 +69,7 @@ class Snapshot:
     fetching: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in a line of the program's dataset or collate function, by rank and line."""
     calls: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
-    """What each line of `calling` and `fetching` mostly calls; empty: not known."""
+    """What each line of `calling`, `fetching` and `gil_waits` mostly calls; empty: not known."""
     cpu_nodes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """NUMA nodes of the cores that a rank may run on, by rank; only known ones."""
 
@@ -144,6 +149,13 @@ class RankWindow:
     start of the run."""
     loop_ends: Mapping[str, int] = field(default_factory=dict[str, int])
     """The numbers of the last lines of these loops."""
+    gil_waits: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Those that wait for the GIL, by the function of the thread that holds it."""
+    gil_lines: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """The same since the start of the run, by the function and a line of the program on that thread's stack, callers
+    first; with an empty line, all of the function. They only name a line."""
+    thread_waits: int = 0
+    """Those that wait for another thread or process by themselves."""
     backward: Mapping[str, int] = field(default_factory=dict[str, int])
     """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
     fetches: int
@@ -154,7 +166,7 @@ class RankWindow:
     fetching: Mapping[str, int]
     """Those in a line of the program."""
     calls: Mapping[str, str]
-    """What each line of `calling` and `fetching` calls; empty: not known."""
+    """What each line of `calling`, `fetching` and `gil_lines` calls; empty: not known."""
     memory: tuple[MemoryPoint, ...]
     """The trend of the whole attempt, its oldest point first."""
     cpu_nodes: frozenset[int]

@@ -13,6 +13,7 @@ from gpulaunch.profiler.analysis.window import Snapshot
 from gpulaunch.profiler.daemon.stack_samples import StackSamples
 from gpulaunch.profiler.record import AttemptGroup, Finding, NodeState, RankPlace
 from gpulaunch.profiler.samplers import numa
+from gpulaunch.profiler.samplers.pyspy import Look
 from gpulaunch.profiler.stack import Frame
 
 _NODES_EVERY: Final = 30
@@ -34,9 +35,9 @@ class Findings:
         self._cpu_nodes: Mapping[int, frozenset[int]] = {}
         self._nodes_in = 0
 
-    def add_stack(self, place: RankPlace, phase: str, frames: Sequence[Frame], holds_gil: bool | None) -> None:
-        """Take a stack sample of a rank, the deepest frame first. Any thread may call it, but one at a time."""
-        self._stacks.add(place, phase, frames, holds_gil)
+    def add_stack(self, place: RankPlace, phase: str, look: Look) -> None:
+        """Take a stack sample of a rank. Any thread may call it, but one at a time."""
+        self._stacks.add(place, phase, look.frames, look.holds_gil, look.gil_holder)
 
     def add_worker_stack(self, place: RankPlace, frames: Sequence[Frame]) -> None:
         """Take a stack sample of a dataloader worker of a rank; as `add_stack`."""
@@ -59,6 +60,8 @@ class Findings:
                 loop_ends=tally.loop_ends,
                 indexing=tally.indexing,
                 saving=tally.saving,
+                gil_waits=tally.gil_waits,
+                thread_waits=tally.thread_waits,
                 backward=tally.backward,
                 fetches=tally.fetches,
                 locked=tally.locked,

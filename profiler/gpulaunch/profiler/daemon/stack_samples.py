@@ -9,6 +9,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
+from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
@@ -17,6 +18,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     around_backward,
     below_fetch,
     call_of,
+    function_of_thread,
     in_callback,
     in_compiled,
     in_sampler,
@@ -49,7 +51,14 @@ class StackSamples:
         self._sources = SourceLines()
         self._validating: dict[int, bool] = {}  # rank -> whether its last phase that is known was validation
 
-    def add(self, place: RankPlace, phase: str, frames: Sequence[Frame], holds_gil: bool | None = None) -> None:
+    def add(
+        self,
+        place: RankPlace,
+        phase: str,
+        frames: Sequence[Frame],
+        holds_gil: bool | None = None,
+        gil_holder: Sequence[Frame] = (),
+    ) -> None:
         """Take a sample of a rank's main thread.
 
         Args:
@@ -57,6 +66,7 @@ class StackSamples:
             phase: of `samplers.phases`.
             frames: the deepest first.
             holds_gil: whether the thread held the GIL; None: not known.
+            gil_holder: the frames of the thread that holds it while this one waits for it, the deepest first.
         """
         if phase not in _BETWEEN:
             self._validating[place.rank] = phase == "validation"
@@ -66,6 +76,9 @@ class StackSamples:
         if innermost is not None and phase == "backward":
             self.tally.add_backward(place.rank, self._shown(place, innermost.file, innermost.line))
             self._add_loops_of_steps(place, frames)
+        if self._waits_for_gil(place, phase, frames, gil_holder):
+            self.tally.add(place.rank, phase)  # nothing on its own stack is why it waits
+            return
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
             self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
@@ -95,6 +108,26 @@ class StackSamples:
             is_locked = False
         calls = {self._shown(place, line.file, line.line): line.name for line in lines}
         self.tally.add_fetch(place.rank, calls, is_locked=is_locked)
+
+    def _waits_for_gil(
+        self, place: RankPlace, phase: str, frames: Sequence[Frame], gil_holder: Sequence[Frame]
+    ) -> bool:
+        """Count a sample that waits for another thread; return whether that is one which computes, and has the GIL."""
+        if not computes(phase, frames):
+            return False
+        if waits_for_thread(frames):
+            self.tally.gil.add_thread_wait(place.rank)
+            return False
+        function = function_of_thread(gil_holder)
+        if function is None:
+            return False
+        file, name = function
+        lines = lines_of_program(gil_holder)
+        if lines and (inner := call_of(gil_holder)) is not None:
+            lines[-1] = replace(lines[-1], name=inner.name or self._sources.call(inner.file, inner.line))
+        calls = {self._shown(place, line.file, line.line): line.name for line in lines}
+        self.tally.gil.add(place.rank, f"{self._path(place, file)} {name}" if file else name, calls)
+        return True
 
     def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none.
@@ -181,4 +214,7 @@ class StackSamples:
         return call
 
     def _shown(self, place: RankPlace, file: str, line: int) -> str:
-        return f"{shown_path(file, working_directory(place.pid, root=self._root))}:{line}"
+        return f"{self._path(place, file)}:{line}"
+
+    def _path(self, place: RankPlace, file: str) -> str:
+        return shown_path(file, working_directory(place.pid, root=self._root))

@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
+from gpulaunch.profiler.samplers.gil import is_of_thread, waits_for_gil
 from gpulaunch.profiler.samplers.pylayout import Layout, LayoutError, base_of, find_layout, lines_of, read_memory
 from gpulaunch.profiler.samplers.pyspy import Look, PySpy
 from gpulaunch.profiler.stack import Frame
@@ -35,6 +36,8 @@ _TORN_LOOKS: Final = 3
 """In a row, of a process, before py-spy is tried: it takes a hundred times as long, and the next look may succeed."""
 CHECKS: Final = 50
 """How often the own stack is read before its layout is not believed: a stack may be torn."""
+_HOLDER_TRIES: Final = 3
+"""To read the stack of the thread that holds the GIL: it runs meanwhile."""
 _MOST_THREADS: Final = 4096
 _MOST_FRAMES: Final = 2000
 """More than Python's default recursion limit; deeper stacks are cut there."""
@@ -121,11 +124,16 @@ class Peek:
                     if not (base := self._base_of(pid, self._layout)):
                         break
                     thread = _main_thread(pid, base, self._layout)
-                    holds_gil = _holds_gil(pid, thread, base, self._layout)
+                    holder = _gil_holder(pid, base, self._layout)
                     frames = tuple(self._frames(pid, thread, base, self._layout))
                     if self._is_whole(pid, frames):
                         self._torn.pop(pid, None)
-                        return Look(frames=frames, holds_gil=holds_gil)
+                        is_other = bool(holder) and holder != thread
+                        return Look(
+                            frames=frames,
+                            holds_gil=None if holder is None else holder == thread,
+                            gil_holder=self._frames_of_holder(pid, holder or 0, base, self._layout) if is_other else (),
+                        )
                     failed = _TORN
                     time.sleep(pause_s)
                     continue
@@ -222,6 +230,21 @@ class Peek:
                     yield frame
             pointer = _at(piece, at + layout.frame_previous)
 
+    def _frames_of_holder(self, pid: int, holder: int, base: int, layout: Layout) -> tuple[Frame, ...]:
+        """The frames of another thread that holds the GIL, if the main thread waits for that; empty otherwise."""
+        for _ in range(_HOLDER_TRIES):
+            try:
+                if not waits_for_gil(pid, base + layout.runtime + (layout.gil or 0)):
+                    return ()
+                frames = tuple(self._frames(pid, holder, base, layout))
+                if _gil_holder(pid, base, layout) != holder:
+                    return ()
+            except (OSError, _TornError, ValueError, struct.error):
+                continue
+            if is_of_thread(frames):
+                return frames
+        return ()
+
     def _frame(self, pid: int, code: int, instruction: int, base: int, layout: Layout) -> Frame | None:
         """One frame; None for frames of C code only."""
         head = read_memory(pid, code, layout.code_start)
@@ -251,12 +274,12 @@ class Peek:
         return self._known[key]
 
 
-def _holds_gil(pid: int, thread: int, base: int, layout: Layout) -> bool | None:
-    """Whether a thread holds the GIL; None: not known."""
+def _gil_holder(pid: int, base: int, layout: Layout) -> int | None:
+    """The address of the state of the thread that holds the GIL; 0: no thread does; None: not known."""
     if layout.gil is None:
         return None
     holder, is_held = struct.unpack("@Qi", read_memory(pid, base + layout.runtime + layout.gil, 12))
-    return bool(is_held == 1 and holder == thread)
+    return int(holder) if is_held == 1 else 0
 
 
 def _main_thread(pid: int, base: int, layout: Layout) -> int:

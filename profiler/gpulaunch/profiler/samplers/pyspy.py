@@ -37,6 +37,9 @@ class Look:
     """The stack of the main thread, the deepest frame first."""
     holds_gil: bool | None = None
     """Whether that thread held the GIL; None: not known."""
+    gil_holder: tuple[Frame, ...] = ()
+    """The stack of another thread, which holds the GIL while the main thread waits for it, the deepest frame first;
+    empty: the main thread does not wait for it, or that is not known, as with py-spy."""
     failed: str = ""
     """Why there is none; "" with no frames: the process has ended, or has no Python frame now."""
     cpu_s: float = 0.0

@@ -144,6 +144,25 @@ def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
     return lines
 
 
+def function_of_thread(frames: Sequence[Frame]) -> tuple[str, str] | None:
+    """Return the outermost function of the program that a thread runs, as its file and its name; without one an empty
+    file, and the outermost function of a package. None: it is a thread of torch or of gpulaunch.
+
+    Args:
+        frames: the deepest first.
+    """
+    in_package = ""
+    for frame in reversed(frames):
+        origin, module = _origin(frame.file)
+        if origin == "program":
+            return frame.file, frame.name.rpartition("<locals>.")[2]
+        if not in_package and not _CARRIES.fullmatch(module):
+            if origin in ("torch", "gpulaunch"):
+                return None
+            in_package = _dotted(module, _function(frame))
+    return ("", in_package) if in_package else None
+
+
 def loops_may_be_in(frames: Sequence[Frame]) -> list[tuple[Frame, bool]]:
     """Return the frames of the program, the innermost first, and whether what each calls is a module of torch other
     than a loss, as far as it is known which one.

@@ -32,6 +32,7 @@ from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, StackSta
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, labels_of, load
 from gpulaunch.profiler.samplers.peek import Peek, StackSampler
 from gpulaunch.profiler.samplers.phases import STARTUP, phase_of
+from gpulaunch.profiler.samplers.pyspy import Look
 from gpulaunch.profiler.stack import Frame
 
 BUDGET: Final = 0.003
@@ -64,15 +65,14 @@ class Stacks:
         group: Callable[[], AttemptGroup | None],
         *,
         sampler: StackSampler | None = None,
-        heard: Callable[[RankPlace, str, Sequence[Frame], bool | None], None] | None = None,
+        heard: Callable[[RankPlace, str, Look], None] | None = None,
         workers: Callable[[int], Sequence[int]] = lambda _: (),
         heard_worker: Callable[[RankPlace, Sequence[Frame]], None] | None = None,
         shortest_s: float = _SHORTEST_S,
         clock: Callable[[], float] = time.monotonic,
         goes_on: bool = True,
     ) -> None:
-        """`heard`: called by the sampling thread with rank, phase and frames (deepest first) of every stack, and
-        whether its thread held the GIL.
+        """`heard`: called by the sampling thread with rank, phase and stack of every sample that has one.
         `workers`: the pids of the dataloader workers of a rank, one of which is sampled at each turn of it;
         `heard_worker`: called with its frames.
         `goes_on`: existing stacks are of this run, not of an earlier one in the directory."""
@@ -200,7 +200,7 @@ class Stacks:
                 self._folded.add(phase, labels)
                 self._unsaved = True
         if labels and self._heard is not None:
-            self._heard(place, phase, look.frames, look.holds_gil)
+            self._heard(place, phase, look)
         return look.cpu_s + self._sample_worker(place, self._turns // len(group.ranks))
 
     def _sample_worker(self, place: RankPlace, turn: int) -> float:
