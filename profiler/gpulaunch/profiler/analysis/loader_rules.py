@@ -96,7 +96,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
         if supply.kind == "contention" and _are_pinned(window):
             continue  # `pinned_workers` reports it
         if not supply.workers:
-            yield from _own_transform(rank, supply)
+            yield from _own_transform(rank, supply, num_ranks=len(window.ranks))
         elif rank.workers is not None:
             collate_share = rank.workers.collate_ns / rank.workers.wall_ns
             what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
@@ -144,19 +144,20 @@ def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, flo
     return place_of(line), {"line_ratio": count / fetches, **({"call": call} if call else {})}
 
 
-def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:
+def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> Iterator[Loss]:
     """The training thread prepares the batches itself. A bound: even a cheaper transform would not be overlapped."""
     if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
         return
     if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
+        has_core = not supply.is_crowded and supply.workers_fitting(num_ranks) >= 1
+        why = "handing them over from a worker takes nearly as long" if has_core else "no core is free for a worker"
         yield _loss(
             rank,
             supply,
             supply.own_s,
             confidence=ESTIMATED,
             advice="Make the dataset's transforms and collate_fn cheaper: preprocess once and store the result, or "
-            "use the GPU. The training thread fetches every batch itself (num_workers=0), and no core is free for a "
-            "worker.",
+            f"use the GPU. The training thread fetches every batch itself (num_workers=0), and {why}.",
             computing_ratio=computes_share,
         )
 
