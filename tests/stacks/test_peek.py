@@ -190,12 +190,11 @@ def test_the_thread_that_keeps_the_gil_is_read_while_the_main_thread_waits_for_i
         f"{WATCHED}reads, _ = os.pipe()\nready()\nos.read(reads, 1)",
         "threading.Thread(target=time.sleep, args=[600], daemon=True).start()\ntrain()",
         f"{WRITES}threading.Thread(target=writes, daemon=True).start()\ntrain()",
-        "threading.Thread(target=train, daemon=True).start()\ntrain()",
         "train()",
     ],
     ids=[
         *("sleeps", "waits for a lock", "waits for a pipe", "beside a thread that sleeps", "beside one that writes"),
-        *("beside one that releases the GIL", "alone"),
+        "alone",
     ],
 )
 def test_a_main_thread_that_does_not_wait_for_the_gil_has_no_holder(start: Start, program: str) -> None:
