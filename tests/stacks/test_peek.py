@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +236,10 @@ def test_a_generator_that_has_just_yielded_is_seldom_the_end_of_a_stack(start: S
     torn = [stack for stack in stacks if stack[-1] != "<module>"]
     assert len(torn) < 50, torn  # the first of each generator, of which no caller was seen yet; else about 240
     assert sum("_iterencode_dict" in name for stack in stacks for name in stack) > 5
-    nothing = [len(list(row)) for is_empty, row in groupby(looks, key=lambda look: not look.frames) if is_empty]
-    assert sum(nothing) < 50
-    asked = sum(max(0, length - 2) for length in nothing)
-    assert len(other.asked) == asked, "from the third look in a row on that gives nothing"
+    without = sum(not look.frames for look in looks)
+    assert without < 50
+    # From the third look in a row on that gives nothing; and at once, seldom, after one that followed a lost pointer.
+    assert len(other.asked) <= without / 2 + 3
 
 
 def test_a_stopped_process_is_read(start: Start) -> None:

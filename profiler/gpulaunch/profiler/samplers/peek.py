@@ -11,7 +11,6 @@ caller before: the frame of a generator is elsewhere in memory, and has no calle
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import sys
@@ -138,10 +137,10 @@ class Peek:
                     failed = _TORN
                     time.sleep(pause_s)
                     continue
-                except OSError as error:  # EFAULT: a pointer was no longer one when it was followed
-                    failed = _TORN if error.errno == errno.EFAULT else f"own reader: {error.strerror}"
+                except OSError as error:
+                    failed = f"own reader: {error.strerror}"
                 except (_TornError, ValueError, struct.error):
-                    failed = _TORN
+                    failed = "own reader: its stack could not be read in one piece"
                 self._bases.pop(pid, None)  # it may be another program by now
             torn_looks = self._count_torn(pid) if failed == _TORN else _TORN_LOOKS
             if torn_looks == 1:
