@@ -7,8 +7,9 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.finding import ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import gpu_idle_s
+from gpulaunch.profiler.analysis.nested_lines import innermost_line
 from gpulaunch.profiler.analysis.stats import standard_error
-from gpulaunch.profiler.analysis.thresholds import INNER_LINE, LOST, SAMPLED_ERROR, SAMPLES_OF_A_LINE
+from gpulaunch.profiler.analysis.thresholds import LOST, SAMPLED_ERROR, SAMPLES_OF_A_LINE
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _ADVICE: Final = (
@@ -69,16 +70,5 @@ def _line(rank: RankWindow, function: str) -> tuple[Place, float]:
     total = rank.gil_lines.get((function, ""), 0)
     if not lines or not total:
         return NOWHERE, 0.0
-    *_, inner = _narrowing(lines, total)
+    inner = innermost_line(lines, total)
     return place_of(inner), lines[inner] / total
-
-
-def _narrowing(lines: dict[str, int], total: int) -> Iterator[str]:
-    """The line with the most samples, and then each line below that has nearly all of them."""
-    most = max(lines, key=lines.__getitem__)
-    yield most
-    names = list(lines)
-    for line in names[names.index(most) + 1 :]:
-        # Two lines with more samples together than there are share some: one calls the other. The outer one came first.
-        if lines[line] >= INNER_LINE.value * lines[most] and lines[line] + lines[most] > total:
-            yield line

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
 
-_MOST_LINES: Final = 512
-_MOST_CALLS: Final = 4
-"""Functions that are told apart in one line."""
+from gpulaunch.profiler.analysis.line_counts import MOST_LINES, LineCounts, RankLine, count_up_to
 
 HolderLine = tuple[int, str, str]
 """A rank, the function that another thread of it runs, and a line of the program on that thread's stack; an empty line
@@ -23,7 +20,7 @@ class GilWaits:
 
     def __init__(self) -> None:
         self._counts = Counter[HolderLine]()
-        self._calls: dict[tuple[int, str], Counter[str]] = {}
+        self._lines = LineCounts()
         self._thread_waits = Counter[int]()
 
     def add(self, rank: int, function: str, lines: Mapping[str, str]) -> None:
@@ -36,14 +33,9 @@ class GilWaits:
                 calls; "" where it is not known.
         """
         for line in ("", *lines):
-            key = rank, function, line
-            if key in self._counts or len(self._counts) < _MOST_LINES:
-                self._counts[key] += 1
-        for line, call in lines.items():
-            if (rank, line) in self._calls or len(self._calls) < _MOST_LINES:
-                calls = self._calls.setdefault((rank, line), Counter())
-                if call in calls or len(calls) < _MOST_CALLS:
-                    calls[call] += 1
+            count_up_to(self._counts, (rank, function, line), MOST_LINES)
+        for line, calls in lines.items():
+            self._lines.add((rank, line), calls)
 
     def add_thread_wait(self, rank: int) -> None:
         """Count a sample in which a main thread waits for another thread or process by itself, as in `queue.get`."""
@@ -55,9 +47,9 @@ class GilWaits:
         return dict(self._counts)
 
     @property
-    def calls(self) -> Mapping[tuple[int, str], str]:
+    def calls(self) -> Mapping[RankLine, str]:
         """The function that each line mostly calls, by rank and line; empty: it is not known."""
-        return {line: max(calls, key=calls.__getitem__) for line, calls in dict(self._calls).items() if calls}
+        return self._lines.calls
 
     @property
     def thread_waits(self) -> Mapping[int, int]:

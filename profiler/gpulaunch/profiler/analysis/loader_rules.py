@@ -12,12 +12,12 @@ from dataclasses import replace
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_needed
+from gpulaunch.profiler.analysis.nested_lines import innermost_line
 from gpulaunch.profiler.analysis.thresholds import (
     COMPUTES,
     EPOCHS,
     HANDOVER,
     HOLDS_FETCHES,
-    INNER_LINE,
     LOST,
     LOST_MEASURED,
     SAMPLES_OF_A_LINE,
@@ -130,13 +130,7 @@ def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, flo
     if not fetching:
         return None, {}
     fetches = sum(rank.fetches for rank in ranks)
-    lines = list(fetching)
-    line = max(lines, key=fetching.__getitem__)
-    most = fetching[line]
-    # Two lines with more samples together than there are share some: one calls the other. The outer one came first.
-    below = lines[lines.index(line) :]
-    inner = [each for each in below if fetching[each] >= INNER_LINE.value * most and fetching[each] + most > fetches]
-    line = min(reversed(inner), key=fetching.__getitem__, default=line)
+    line = innermost_line(fetching, fetches)
     count = fetching[line]
     if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:
         return None, {}

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from gpulaunch.profiler.analysis.gil_waits import GilWaits, HolderLine
-
-K = TypeVar("K")
+from gpulaunch.profiler.analysis.line_counts import MOST_LINES, LineCounts, RankLine, count_up_to
 
 _MOST_LOGGING: Final = 64
 _ELSEWHERE: Final = 3
 """Samples that show another thread training before this is believed."""
-_MOST_LINES: Final = 512
-_MOST_CALLS: Final = 4
-"""Functions that are told apart in one line."""
 _BEFORE_BACKWARD: Final = ("forward", "other", "unsettled")
 """Phases in which what backward goes through is computed. With a dataloader only "forward" is, and the others are after
 backward; without one there is no "forward"."""
@@ -36,8 +32,6 @@ Operations with tensors hold it in 0.03 to 0.6 of theirs, `item` in 0.8, a view 
 (torch 2.13, 350 samples each)."""
 _MOST_INNERMOST: Final = 4096
 
-RankLine = tuple[int, str]
-"""A rank, and a line of its program as text: `train.py:41`."""
 InnerLine = tuple[int, str, str]
 """A rank, the innermost line of a sample, and the line that the sample counts for otherwise; empty: none."""
 
@@ -46,32 +40,6 @@ RankLoop = tuple[int, str, int]
 """A rank, the first line of a loop of its program as text, and the number of its last one."""
 _Counted = tuple[RankLoop, bool]
 """A loop, and whether the samples are in the phase forward."""
-
-
-class LineCounts:
-    """Samples by line, and what each line calls."""
-
-    def __init__(self) -> None:
-        self._counts = Counter[RankLine]()
-        self._counts_of_calls: dict[RankLine, Counter[str]] = {}
-        self._calls: dict[RankLine, str] = {}
-
-    def add(self, line: RankLine, calls: str) -> None:
-        """Count a sample in a line; `calls`: the function that it calls, empty if not known."""
-        if _count(self._counts, line, _MOST_LINES):
-            counts = self._counts_of_calls.setdefault(line, Counter())
-            _count(counts, calls, _MOST_CALLS)
-            self._calls[line] = max(counts, key=counts.__getitem__)  # here, as readers ask for all at every refresh
-
-    @property
-    def counts(self) -> Mapping[RankLine, int]:
-        """The samples of each line."""
-        return dict(self._counts)
-
-    @property
-    def calls(self) -> Mapping[RankLine, str]:
-        """The function that each line mostly calls; empty: it is not known."""
-        return dict(self._calls)
 
 
 class Tally:
@@ -127,9 +95,9 @@ class Tally:
         self._before_backward[rank, phase == "forward"] += phase in _BEFORE_BACKWARD
         self._saving[rank] += saves
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
-            _count(self._logged, (rank, logs), _MOST_LOGGING)
+            count_up_to(self._logged, (rank, logs), _MOST_LOGGING)
         elif at and spans_steps:
-            if len(self._spanning) < _MOST_LINES:
+            if len(self._spanning) < MOST_LINES:
                 self._spanning.add((rank, at))
         elif at:
             self._calling.add((rank, at), calls)
@@ -137,7 +105,7 @@ class Tally:
 
     def add_backward(self, rank: int, at: str) -> None:
         """Count the program's innermost line, as `path:line`, of a sample in the phase backward."""
-        _count(self._backward, (rank, at), _MOST_LINES)
+        count_up_to(self._backward, (rank, at), MOST_LINES)
 
     def add_loops(self, phase: str, inside: Sequence[RankLoop], layers: Sequence[RankLoop]) -> None:
         """Count a sample of a step for the loops that it is in, of those that one operation could replace.
@@ -152,15 +120,15 @@ class Tally:
         is_forward = phase == "forward"
         for loop in reversed(inside):
             if self._stepping[loop] < _STEPS:
-                _count(self._looping, (loop, is_forward), _MOST_LINES)
+                count_up_to(self._looping, (loop, is_forward), MOST_LINES)
                 break
         for loop in set(layers):
-            _count(self._layered, (loop, is_forward), _MOST_LINES)
+            count_up_to(self._layered, (loop, is_forward), MOST_LINES)
 
     def add_loops_of_steps(self, loops: Sequence[RankLoop]) -> None:
         """Count a sample for the loops around a backward pass: each of their turns makes a step, or a part of one."""
         for loop in set(loops):
-            _count(self._stepping, loop, _MOST_LINES)
+            count_up_to(self._stepping, loop, MOST_LINES)
 
     def trains_elsewhere(self, rank: int) -> None:
         """Count a sample that shows another thread than the main one training in this rank: then the lines of its main
@@ -180,7 +148,7 @@ class Tally:
             Whether nearly all samples of the line did, so far.
         """
         line = rank, at
-        if not _count(self._innermost, (rank, at, instead), _MOST_INNERMOST):
+        if not count_up_to(self._innermost, (rank, at, instead), _MOST_INNERMOST):
             return False
         self._of_gil[line] += 1
         self._without_gil[line] += not holds_gil
@@ -316,10 +284,3 @@ class Tally:
     def calls(self) -> Mapping[RankLine, str]:
         """The function that each line mostly calls; empty: it is not known."""
         return {**self.gil.calls, **self._calling.calls, **self._fetching.calls}
-
-
-def _count(counts: Counter[K], what: K, most: int) -> bool:
-    if what not in counts and len(counts) >= most:
-        return False
-    counts[what] += 1
-    return True

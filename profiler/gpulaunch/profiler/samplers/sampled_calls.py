@@ -108,10 +108,11 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     depth = _innermost(frames)
     if depth is None:
         return None
-    if any(_ANOMALY.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
+    called = [f"{frame.file} {frame.name}" for frame in frames[:depth]]
+    if any(map(_ANOMALY.search, called)):
         model = _model_call(frames)
         return Call(model.file, model.line, ANOMALY, "python")
-    if any(_BUFFERS.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
+    if any(map(_BUFFERS.search, called)):
         return Call(frames[depth].file, frames[depth].line, BUFFERS, "python")
     line = frames[depth]
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]

@@ -43,32 +43,12 @@ _CONVERTS: Final = _RESULTS | {"fileno", "numpy", "detach"}
 _TENSOR: Final = "torch.tensor"
 _TENSORS: Final = frozenset({_TENSOR, "torch.as_tensor", "torch.Tensor", "torch.FloatTensor", "torch.LongTensor"})
 """Functions that make a tensor of Python's values, which they convert one by one."""
-_AROUND_TENSORS: Final = frozenset(
-    {
-        *("list", "tuple", "zip", "range", "enumerate", "len", "int", "float", "bool", "reversed", "append"),
-        *("to", "long", "unsqueeze", "view", "reshape", "items", "keys", "values"),
-    }
-)
+_CHEAP: Final = frozenset({"list", "tuple", "zip", "range", "enumerate", "len", "int", "float", "bool", "append"})
+"""Builtin functions and methods that take little time beside others."""
+_AROUND_TENSORS: Final = _CHEAP | {"reversed", "to", "long", "unsqueeze", "view", "reshape", "items", "keys", "values"}
 """Functions and methods that take little time beside that."""
-_CHEAP: Final = frozenset(
-    {
-        "list",
-        "tuple",
-        "dict",
-        "set",
-        "zip",
-        "range",
-        "enumerate",
-        "len",
-        "int",
-        "float",
-        "str",
-        "bytes",
-        "bool",
-        "append",
-    }
-)
-"""Builtin functions and methods beside those of libraries that take little time."""
+_AROUND_CALLS: Final = _CHEAP | {"dict", "set", "str", "bytes"}
+"""Those beside functions of libraries."""
 _PLAIN: Final = (
     *(ast.stmt, ast.Call, ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.keyword, ast.expr_context),
     *(ast.Subscript, ast.Slice, ast.List, ast.Tuple, ast.Dict, ast.UnaryOp, ast.unaryop),
@@ -221,7 +201,7 @@ def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> Non
 
 def _is_foreign(called: str) -> bool:
     """Whether a function that a file imports is neither of Python's library nor of a package without tensors."""
-    return called != "" and called.partition(".")[0] not in sys.stdlib_module_names and not on_the_host(called)
+    return called != "" and not _is_on_host(called)
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
@@ -253,19 +233,19 @@ def _on_host_only(statement: ast.stmt, modules: dict[str, str]) -> str:
     there is no other. Empty: there is none, or something else in it may take the time."""
     nodes = list(ast.walk(statement))  # the outermost first
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    names = {call: name for call in calls if _is_on_host(name := _called(call, modules))}
+    names = {call: name for call in calls if (name := _called(call, modules)) not in _EXCUSED and _is_on_host(name)}
     if not all(isinstance(node, (*_PLAIN, ast.IfExp)) for node in nodes):
         return ""
     if any(isinstance(node, ast.Subscript) and any(calls_in(node.slice)) for node in nodes):
         return ""  # `table[np.argsort(rows)]`
-    if not all(call in names or last_name(call) in _CHEAP or _returned_by(call) in names for call in calls):
+    if not all(call in names or last_name(call) in _AROUND_CALLS or _returned_by(call) in names for call in calls):
         return ""
     return next((name for name in names.values() if not name.startswith("numpy.")), next(iter(names.values()), ""))
 
 
 def _is_on_host(function: str) -> bool:
-    package = function.partition(".")[0]
-    return function not in _EXCUSED and (package in sys.stdlib_module_names or on_the_host(function))
+    """Whether a function that a file imports is of Python's library, or of a package without tensors."""
+    return function.partition(".")[0] in sys.stdlib_module_names or on_the_host(function)
 
 
 def _returned_by(call: ast.Call) -> ast.Call | None:

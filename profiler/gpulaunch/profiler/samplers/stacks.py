@@ -1,10 +1,10 @@
 """The stack sampler: periodically samples the stack of each rank's main thread and counts stacks by phase.
 
 It runs in its own thread, because the sampled process may be in any state, and a sample may take long. It samples one
-rank after the other, twenty times a second in all. But once `CREDIT_S` is used up, it
-pauses after each sample in proportion to that sample's CPU time, so its total - reading, or py-spy's CPU, and the
-writing of the file - stays below `BUDGET` of one core, also on a slow machine or with 256 ranks. Pauses vary, so that
-they do not synchronise with the steps.
+rank after the other, twenty times a second in all. But once `CREDIT_S` is used up, it pauses after each sample in
+proportion to that sample's CPU time, so its total - reading, or py-spy's CPU, and the writing of the file - stays below
+`BUDGET` of one core, also on a slow machine or with 256 ranks. Pauses vary, so that they do not synchronise with the
+steps.
 
 The stacks are in `stacks.folded` in the run directory, which every sidecar of the run continues, and so does a later
 run in the same directory.
@@ -277,8 +277,7 @@ def rest_s(
         shortest_s: between two samples, on average.
         budget: how much of a core all samples may use.
     """
-    shortest = shortest_s
     if refusals >= _REFUSALS:
-        shortest = min(_REFUSED_S, shortest_s * 2.0 ** min(refusals - _REFUSALS + 1, 16))
+        shortest_s = min(_REFUSED_S, shortest_s * 2.0 ** min(refusals - _REFUSALS + 1, 16))
     # Between a half and three halves, evenly spread, by multiples of the golden ratio: needs no random generator.
-    return max(shortest, owed_s / budget) * (0.5 + turn * 0.6180339887498949 % 1.0)
+    return max(shortest_s, owed_s / budget) * (0.5 + turn * 0.6180339887498949 % 1.0)
