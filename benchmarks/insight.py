@@ -56,6 +56,7 @@ TUNABLE = frozenset(
         "dataloader-workers-restarted",
         "dataloader-head-of-line",
         "omp-oversubscribed",
+        "gc-pauses",
     }
 )
 BUDGET = "60s"
@@ -205,11 +206,16 @@ def judged(program: Program, sick: Row, cured: Row | None) -> Row:
         "cured_ms": cured["step_ms"] if cured else None,
         "after_the_cure": sorted({each["rule"] for each in (cured or {"findings": []})["findings"] if each["active"]}),
     }
+
+    def is_marked(each: Mapping[str, Any]) -> bool:
+        return each["file"] == program.path.name and each["line"] in program.lines
+
     named = right or (found[0] if found and program.missing else None)
     if named is not None and program.lines:
-        row["line_right"] = named["file"] == program.path.name and named["line"] in program.lines
-    if right is not None and right["seconds_per_step"] > 0:
-        row["predicted_ms"] = 1e3 * right["seconds_per_step"]
+        row["line_right"] = is_marked(named)
+    if right is not None and right["seconds_per_step"] > 0:  # the cure may be about several of the lines
+        cured_s = [each["seconds_per_step"] for each in found if each is right or is_marked(each)]
+        row["predicted_ms"] = 1e3 * sum(cured_s)
     if cured and sick["step_ms"] and cured["step_ms"]:
         row["measured_ms"] = sick["step_ms"] - cured["step_ms"]
         if row["predicted_ms"] and row["measured_ms"] > 0:

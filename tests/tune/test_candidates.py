@@ -53,6 +53,13 @@ def test_the_advised_number_of_workers_comes_first() -> None:
     assert names(seen) == [workers(3), workers(2), workers(8)]
 
 
+def test_no_workers_are_tried_where_that_is_advised() -> None:
+    facts = {"loaders": [WITH_WORKERS], "torch_threads": 4}
+    too_many = {**TOO_FEW, "rule": "dataloader-too-many-workers", "evidence": {"workers_advised": 0.0}}
+
+    assert names(replace(STARVED, facts=facts, findings=[too_many], epochs=2))[0] == workers(0)
+
+
 def test_advice_for_another_line_is_not_for_this_one() -> None:
     assert names(replace(STARVED, findings=[{**TOO_FEW, "line": 9}])) == [workers(2), workers(8)]
 

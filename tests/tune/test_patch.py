@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.tune.patch import CallChange, diff_of, diff_of_source, patched, patched_all
+from gpulaunch.launcher.tune.patch import CallChange, IfGiven, diff_of, diff_of_source, patched, patched_all
 
 POSITIONS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory")
 WORKERS = {"num_workers": 8}
@@ -185,6 +185,13 @@ def test_two_arguments(before: str, after: str) -> None:
 @pytest.mark.parametrize(("before", "after"), REPLACED.values(), ids=REPLACED)
 def test_a_value_replaced(before: str, after: str) -> None:
     assert patched(before, line_of(before), "DataLoader", WORKERS, POSITIONS) == after
+
+
+def test_a_value_for_what_is_given() -> None:
+    source = "x = DataLoader(ds, num_workers=4, prefetch_factor=8)\n"
+    arguments = {"prefetch_factor": IfGiven(None), "timeout": IfGiven(0), "num_workers": 0}
+
+    assert patched(source, 1, "DataLoader", arguments) == "x = DataLoader(ds, num_workers=0, prefetch_factor=None)\n"
 
 
 @pytest.mark.parametrize(

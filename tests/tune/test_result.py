@@ -89,6 +89,20 @@ def test_the_patch_is_of_the_lines_that_are_known(tmp_path: Path, monkeypatch: p
     assert hints == []
 
 
+def test_without_workers_nothing_is_asked_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "\n\nloader = DataLoader(data, num_workers=4, persistent_workers=True, prefetch_factor=4)\n"
+    )
+    none = Change(loaders={"train.py:3 <module>": {"num_workers": 0}})
+
+    assert result.patch_of(none)[0].endswith(
+        "+loader = DataLoader(data, num_workers=0, persistent_workers=False, prefetch_factor=None)\n"
+    )
+    (tmp_path / "train.py").unlink()
+    assert result.patch_of(none) == ("", ["train.py:3: for the DataLoader that it makes: num_workers=0"])
+
+
 def test_what_cannot_be_patched_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     change = Change(loaders=WORKERS.loaders, ddp=VIEW.ddp, torch=THREADS.torch, gc_freeze=True)

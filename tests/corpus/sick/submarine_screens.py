@@ -27,7 +27,7 @@ class Memory:
         return zlib.compress(screen.tobytes(), 6)  # cause: hot-line
 
     def unpacked(self, kept):
-        return kept if CURED else np.frombuffer(zlib.decompress(kept), np.uint8).reshape(SIZE, SIZE)
+        return kept if CURED else np.frombuffer(zlib.decompress(kept), np.uint8).reshape(SIZE, SIZE)  # cause: hot-line
 
     def add(self, screen, action, reward):
         entry = self.packed(screen), action, reward

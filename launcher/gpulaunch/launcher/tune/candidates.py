@@ -92,14 +92,14 @@ def _workers(seen: Seen) -> Iterator[Change]:
         persistent = {"persistent_workers": True} if seen.epochs and not loader.get("changes") else {}
 
         def workers_of(number: int, site: str = site, persistent: Mapping[str, Any] = persistent) -> Mapping[str, Any]:
-            return {site: {"num_workers": number, **persistent}}
+            return {site: {"num_workers": number, **(persistent if number else {})}}
 
         most = min(MOST_WORKERS, seen.drained_workers, max(2, _WORKERS_PER_CORE * seen.cores // seen.ranks))
         advised = _advised(seen, site)
         if advised is not None:
             workers, predicted_s, rule = advised
             workers = min(workers, seen.drained_workers)
-            if workers not in (now, 0):
+            if workers != now:
                 yield Change(loaders=workers_of(workers), predicted_s=predicted_s, because=rule)
         others = {2 * now if now else 2, now // 2, most} - {now, advised[0] if advised else now}
         for workers in sorted(others):

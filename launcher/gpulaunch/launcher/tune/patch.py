@@ -14,6 +14,7 @@ import re
 import tokenize
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -26,6 +27,14 @@ _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 _MARK: Final = re.compile(rb"#[^\r\n]*|[),]")
 """What may stand between an argument and the end of its call; what a comment has in it does not count."""
 _UNREADABLE: Final = (ValueError, SyntaxError, RecursionError, MemoryError)
+
+
+@dataclass(frozen=True)
+class IfGiven:
+    """The value of an argument, for a call that has this argument."""
+
+    value: object
+
 
 CallChange = tuple[int, str, Mapping[str, object], Sequence[str]]
 """Line, callee, arguments and positions, as `patched` takes them."""
@@ -41,7 +50,7 @@ def patched(
         source: of a module.
         line: any line of the call, from 1.
         callee: the last name of what is called, `DataLoader`; an import of the source may give it another.
-        arguments: the values, each True, False, None or an int, float or str.
+        arguments: the values, each True, False, None or an int, float or str, or one of these `IfGiven`.
         positions: names of the parameters in order, without self: what is given by position is replaced in its place.
             Positional arguments beyond these are taken to be none of `arguments`.
 
@@ -155,6 +164,10 @@ def _edits(
     edits: list[_Edit] = []
     added: dict[str, ast.expr] = {}
     for name, value in arguments.items():
+        if isinstance(value, IfGiven):
+            if name not in given and name not in by_position:
+                continue
+            value = value.value
         if type(value) not in (bool, int, float, str, type(None)):
             raise ValueError("not a plain value")
         new = ast.parse(text := repr(value), mode="eval").body

@@ -11,7 +11,7 @@ from gpulaunch.exporters.files.tuned import VERSION, gain_text
 from gpulaunch.launcher.tune.candidates import why_no_workers
 from gpulaunch.launcher.tune.change import Change, line_of
 from gpulaunch.launcher.tune.measure import Gain
-from gpulaunch.launcher.tune.patch import diff_of_source, patched_all, read_source
+from gpulaunch.launcher.tune.patch import IfGiven, diff_of_source, patched_all, read_source
 from gpulaunch.launcher.tune.search import Measured, Tried
 from gpulaunch.launcher.tune.session import Tuned
 
@@ -22,6 +22,12 @@ _POSITIONS: Final = (
     *("drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
 )
 """Of DataLoader; what follows is given by keyword only."""
+_WITHOUT_WORKERS: Final = {
+    **{name: IfGiven(None) for name in ("prefetch_factor", "multiprocessing_context")},
+    "persistent_workers": IfGiven(False),
+    "timeout": IfGiven(0),
+}
+"""Of DataLoader, which raises with other values if it has no workers."""
 _OF_TORCH: Final[Mapping[str, str]] = {
     "num_threads": "torch.set_num_threads({value}), or OMP_NUM_THREADS={value} in the environment",
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = {value}",
@@ -99,7 +105,8 @@ def patch_of(change: Change) -> tuple[str, list[str]]:
         path, _, line = line_of(site).rpartition(":")
         if os.path.isabs(path) and not os.path.relpath(path).startswith(".."):
             path = os.path.relpath(path)  # the program has changed its directory
-        by_file.setdefault(path, []).append((int(line), "DataLoader", settings, _POSITIONS))
+        arguments = settings if settings.get("num_workers") != 0 else {**_WITHOUT_WORKERS, **settings}
+        by_file.setdefault(path, []).append((int(line), "DataLoader", arguments, _POSITIONS))
     for path, edits in by_file.items():
         before = read_source(path)
         after = patched_all(before, edits) if before else None
@@ -117,7 +124,7 @@ def patch_of(change: Change) -> tuple[str, list[str]]:
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items() if not isinstance(value, IfGiven))
 
 
 def _tried_json(tuned: Tuned, tried: Tried) -> Mapping[str, Any]:
