@@ -700,6 +700,16 @@ def test_a_line_that_the_gpu_does_not_wait_for_costs_nothing() -> None:
     assert rules(window(rank(gpu=None, **averages))) == ["hot-line"]
 
 
+def test_what_is_the_same_in_every_step_is_told_where_no_gpu_computes_it() -> None:
+    line = {"samples": 40, "calling": {"train.py:88": 30}, "calls": {"train.py:88": "the same in every step"}}
+
+    (found,) = advise(window(rank(gpu=None, **line)))
+
+    assert found.rule == "hot-line"
+    assert "Compute it once" in found.advice
+    assert rules(window(rank(**line), gpus=(gpu(utilization_ratio=0.80),))) == []
+
+
 def test_more_ranks_than_cores_are_not_told_to_use_fewer_threads_than_one() -> None:
     """The ranks wait for cores, and each computes with one thread already."""
     waits = {"trainer_cpu_s": 100.0, "trainer_runqueue_s": 100.0, "facts": facts(torch_threads=1)}

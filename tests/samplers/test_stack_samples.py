@@ -309,3 +309,17 @@ def test_a_metric_in_or_after_the_validation_is_where_it_belongs(tmp_path: Path)
         counts.append(sum(samples.tally.calling.values()))
 
     assert counts == [1, 1, 1, 1, 2]
+
+
+def test_what_is_the_same_in_every_step_is_counted_for_the_outermost_line_that_shows_it(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import torch\ndef table(n):\n    return torch.arange(n).cos()\ndef forward(x):\n    return net(x) + table(9)\n"
+    )
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    calls, table = Frame("forward", str(program), 5), Frame("table", str(program), 3)
+    for phase, stack in (("forward", [table, calls]), ("forward", [calls]), ("backward", [table, calls])):
+        samples.add(place, phase, stack)
+
+    assert samples.tally.calling == {(0, f"{program}:5"): 1}
+    assert samples.tally.calls == {(0, f"{program}:5"): "the same in every step"}

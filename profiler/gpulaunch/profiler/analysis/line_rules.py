@@ -27,7 +27,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import PYTHON, RankWindow, Window
+from gpulaunch.profiler.analysis.window import CONSTANT, PYTHON, RankWindow, Window
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
@@ -267,6 +267,11 @@ def _cure(call: str) -> str:
         return (
             "This line computes in Python, or in C that keeps the GIL, on the training thread. If the step needs it, "
             "compute it for all elements at once with NumPy or torch, or in another process; else every N steps."
+        )
+    if call == CONSTANT:
+        return (
+            "This line computes the same in every step: nothing that it uses changes, except "
+            "for shapes. Compute it once, in __init__ with register_buffer, or keep it for each shape."
         )
     what = f"{call} runs" if call else "This line runs"
     cure = next((text for pattern, text in _CURES if re.fullmatch(pattern, call)), "")

@@ -27,6 +27,8 @@ from gpulaunch.profiler.record import (
 
 PYTHON: Final = "Python code"
 """In the place of the function that a line calls, for one that always holds the GIL, whatever it calls."""
+CONSTANT: Final = "the same in every step"
+"""In the place of the function that a line calls, for one whose result depends on nothing that changes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
+from gpulaunch.profiler.analysis.window import CONSTANT
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
@@ -85,6 +86,7 @@ class StackSamples:
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
         call = None if innermost is None or is_metric else self._outside_compute(innermost, phase, frames)
+        call = call or self._constant(phase, frames)
         saves = call is None and phase in _BETWEEN and in_save(frames)
         in_python = not saves and self._is_in_python(place, innermost, call, phase, frames, holds_gil)
         if call is None:
@@ -160,6 +162,14 @@ class StackSamples:
             if self._sources.is_after_backward(line.file, line.line, may_wait=may_wait):
                 return line
         return in_callback(frames)
+
+    def _constant(self, phase: str, frames: Sequence[Frame]) -> Call | None:
+        """Return the line of a sample that computes the same in every step; None: there is none."""
+        if phase not in _AROUND_MODEL:
+            return None
+        lines = lines_of_program(frames)
+        same = (each for each in lines if self._sources.is_constant(each.file, each.line, each.name))
+        return next((replace(each, name=CONSTANT) for each in same), None)
 
     def _is_in_python(
         self,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.profiler.files import regular
+from gpulaunch.profiler.samplers.constants import ALL, constants_of
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
@@ -87,6 +88,7 @@ class _Source:
     foreign: set[int] = field(default_factory=set[int])
     is_read: bool = False
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
+    constants: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -139,6 +141,16 @@ class SourceLines:
         without those that cannot be replaced by one operation: see `loops.loops_of`."""
         return self._source(file).loops.get(line, ())
 
+    def is_constant(self, file: str, line: int, calls: str) -> bool:
+        """Whether a line computes the same in every call of its function.
+
+        Args:
+            file: as Python has it.
+            line: where the frame is.
+            calls: the function of the program that it is in; empty: none.
+        """
+        return not {ALL, calls or ALL}.isdisjoint(self._source(file).constants.get(line, ()))
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -182,6 +194,7 @@ def _read(file: str, until_s: float) -> _Source:
             source.after_backward.update(_after_backward(node, steps))
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
         source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
+        source.constants = constants_of(tree)
     return source
 
 
