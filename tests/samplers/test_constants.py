@@ -128,6 +128,8 @@ def test_a_call_that_gives_the_same_within_what_varies(line: str, functions: set
         pytest.param("y = random.random() * torch.ones(t)", id="of another package"),
         pytest.param("y = torch.zeros(b, t)", id="room"),
         pytest.param("y = b * t // 2", id="numbers"),
+        pytest.param("x /= math.sqrt(self.depth)", id="by which something changes"),
+        pytest.param("x[0] = torch.eye(3).exp()", id="put into what varies"),
         pytest.param("y = max(SIZES)", id="a builtin function"),
         pytest.param("y = [each.exp() for each in x]", id="a comprehension"),
         pytest.param("y = torch.zeros(t); y[0] = x[0, 0, 0]; z = y.exp()", id="filled with what varies"),

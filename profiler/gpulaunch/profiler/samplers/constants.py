@@ -82,6 +82,8 @@ class _Module:
         self._packages = {name for name, package in names_imported(tree) if package in _PACKAGES}
         self._changed = frozenset(names_changed(tree))
         self._following: list[Function] = []
+        self._same: dict[Function, bool] = {}
+        self._attributes: dict[ast.ClassDef, tuple[Set[str], Set[str]]] = {}
         sets = [(name, statement) for statement in statements(tree.body) for name in names_set(statement)]
         times = [name for name, _ in sets]
         self._globals: set[str] = set()
@@ -107,26 +109,30 @@ class _Module:
         body = _Body(self, function, of, arguments)
         for statement in statements(function.body):
             value = value_of(statement)
-            if value is not None and _computes(value) and body.stays(value):
+            if value is not None and _gives_only(statement) and _computes(value) and body.stays(value):
                 yield from ((line, ALL) for line in lines_of(statement))
             for call in () if value is None else calls_in(value):
                 if self._function(call.func, of) is not None and body.stays(call):
                     yield from ((line, last_name(call)) for line in lines_of(statement))
 
-    def attributes(self, of: ast.ClassDef | None) -> tuple[set[str], set[str]]:
+    def attributes(self, of: ast.ClassDef | None) -> tuple[Set[str], Set[str]]:
         """Attributes of `self` that stay, and those that stay if they are numbers."""
-        sure: set[str] = set()
-        unsure: set[str] = set()
-        seen: list[ast.ClassDef] = []
-        while of is not None and of not in seen:
-            seen.append(of)
-            for method in of.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                    for name, is_sure in self._set_by(method):
-                        (sure if is_sure else unsure).add(name)
-            above = (self._top.get(base.id) for base in of.bases if isinstance(base, ast.Name))
-            of = next((each for each in above if isinstance(each, ast.ClassDef)), None)
-        return sure - unsure - self._changed, unsure - self._changed
+        if of is None:
+            return set(), set()
+        if of not in self._attributes:
+            found = [each for method in self._inits(of) for each in self._set_by(method)]
+            unsure = {name for name, is_sure in found if not is_sure} - self._changed
+            self._attributes[of] = {name for name, _ in found} - unsure - self._changed, unsure
+        return self._attributes[of]
+
+    def _inits(self, of: ast.ClassDef) -> list[ast.FunctionDef]:
+        """`__init__` of a class, and of the classes of the module that it is derived from."""
+        classes = [of]
+        for each in classes:
+            above = [self._top.get(base.id) for base in each.bases if isinstance(base, ast.Name)]
+            classes += [base for base in above if isinstance(base, ast.ClassDef) and base not in classes]
+        methods = [method for each in classes for method in each.body if isinstance(method, ast.FunctionDef)]
+        return [method for method in methods if method.name == "__init__"]
 
     def _set_by(self, method: ast.FunctionDef) -> Iterator[tuple[str, bool]]:
         """Attributes that `__init__` sets, and whether they surely are no parameters and no modules."""
@@ -175,12 +181,12 @@ class _Module:
         function = self._function(called, of)
         if function is None or function in self._following or len(self._following) >= _MOST_DEPTH:
             return False
-        self._following.append(function)
-        try:
+        if function not in self._same:
+            self._following.append(function)
             body = _Body(self, function, of, set())
-            return not _is_special(function) and all(map(body.is_the_same, statements(function.body)))
-        finally:
+            self._same[function] = not _is_special(function) and all(map(body.is_the_same, statements(function.body)))
             self._following.pop()
+        return self._same[function]
 
     def _function(self, called: ast.expr, of: ast.ClassDef | None) -> Function | None:
         """The function of the module, or method of a class of it, that is called."""
@@ -277,6 +283,14 @@ def _is_special(function: Function) -> bool:
         return True
     loops = (node for node in ast.walk(function) if isinstance(node, ast.For | ast.While))
     return any(last_name(call) in _BACKWARD for loop in loops for call in calls_in(loop))
+
+
+def _gives_only(statement: ast.stmt) -> bool:
+    """Whether a statement does no more with its value than give it to names, or return it."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return all(isinstance(each, ast.Name | ast.Tuple | ast.Attribute) for each in targets)
+    return isinstance(statement, ast.Return)
 
 
 def _computes(value: ast.expr) -> bool:
