@@ -96,6 +96,10 @@ def watched_rank(**changes: Any) -> RankWindow:
 
 
 LOADER = {"file": "train.py", "line": 41}
+RECOMPUTES: dict[str, Any] = {
+    "calling": {"train.py:88": 15},
+    "calls": {"train.py:88": "torch.utils.checkpoint"},
+}
 LINE = {"file": "train.py", "line": 88}
 WELL = window()
 
@@ -284,6 +288,11 @@ CASES: dict[str, Case] = {
         repaired=window(rank(gpu=None, facts=facts(device=None, gradients=gradients()))),
         saves_ms=0.6 * HEALTHY_MS["backward"],
     ),
+    "backward-repeated": Case(
+        fault=window(rank(gpu=None, microsteps=4 * STEPS, facts=facts(graph={"nodes": 40, "repeated": 0.6}))),
+        repaired=window(rank(gpu=None, facts=facts(graph={"nodes": 40, "repeated": 0.0}))),
+        saves_ms=0.6 * HEALTHY_MS["backward"],
+    ),
     "embedding-gradient-dense": Case(
         fault=window(rank(gpu=None, **slow_optimizer(gradients(untouched=990_000)))),
         repaired=window(rank(gpu=None, **slow_optimizer(gradients()))),
@@ -390,6 +399,14 @@ CASES: dict[str, Case] = {
             ),
         ),
         repaired=window(rank(gpu=None, samples=40, calling={"train.py:88": 1})),
+        saves_ms=75.0,
+        **LINE,
+    ),
+    "activations-recomputed": Case(
+        fault=window(rank(gpu=None, memory=memory(), samples=20, **RECOMPUTES)),
+        repaired=window(
+            rank(gpu=None, memory=memory(), samples=20, **RECOMPUTES), host=host(memory_available_bytes=9000 * MIB)
+        ),
         saves_ms=75.0,
         **LINE,
     ),

@@ -21,8 +21,9 @@ def late_by(phase: str, *ranks: int, samples: int = 30, **late: Any) -> Window:
     return replace(both, ranks=tuple(replace(each, **line) if each.rank in ranks else each for each in both.ranks))
 
 
-def test_a_line_that_only_the_late_rank_has_is_the_cause() -> None:
-    (found,) = advise(late_by("other", 1))
+@pytest.mark.parametrize("phase", ["other", "forward"])
+def test_a_line_that_only_the_late_rank_has_is_the_cause(phase: str) -> None:
+    (found,) = advise(late_by(phase, 1))
 
     assert (found.rule, found.file, found.line, found.ranks) == ("hot-line", "train.py", 30, (1,))
     assert found.advice.endswith(" Only rank 1 does it, and the other ranks wait for it.")
@@ -31,7 +32,7 @@ def test_a_line_that_only_the_late_rank_has_is_the_cause() -> None:
 
 @pytest.mark.parametrize(
     "seen",
-    [late_by("other", 0, 1), late_by("other", 1, samples=12), late_by("forward", 1)],
+    [late_by("other", 0, 1), late_by("other", 1, samples=12), late_by("optimizer", 1)],
     ids=["a line of all ranks", "one that takes little", "late by what it computes"],
 )
 def test_a_line_that_is_not_why_a_rank_is_late_leaves_it_a_straggler(seen: Window) -> None:

@@ -22,8 +22,8 @@ IDS = (
     *("gpu-memory-fragmented", "shm-nearly-full", "straggler", "checkpoint-stall", "logging-stall", "hot-line"),
     *("frequent-validation", "dataloader-workers-restarted", "float64-parameters", "small-collectives"),
     *("reduced-in-accumulation", "dataloader-pinned-workers", "dataloader-lock"),
-    *("padded-batches", "gradients-unused", "embedding-gradient-dense"),
-    "gil-contention",
+    *("padded-batches", "gradients-unused", "embedding-gradient-dense", "backward-repeated"),
+    *("gil-contention", "activations-recomputed"),
     *("small-operations-loop", "omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
 )
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"

@@ -106,7 +106,7 @@ def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
 
     assert seconds[:3] == [0, 3, 12]
     assert len(seconds) < 9
-    assert graph_fact() == {"nodes": round(9 + (PASSES + 1) / 2), "at_least": False}
+    assert graph_fact() == {"nodes": round(9 + (PASSES + 1) / 2), "at_least": False, "repeated": 0.0}
 
 
 def test_one_graph_that_is_too_large_is_enough(account: Account) -> None:
@@ -115,7 +115,7 @@ def test_one_graph_that_is_too_large_is_enough(account: Account) -> None:
     nodes.count((Tensor(chain(MOST_NODES + 5)),))
 
     assert nodes.left == 0
-    assert graph_fact() == {"nodes": MOST_NODES, "at_least": True}
+    assert graph_fact() == {"nodes": MOST_NODES, "at_least": True, "repeated": 0.0}
 
 
 def test_a_property_of_a_subclass_is_not_asked() -> None:
@@ -144,7 +144,7 @@ def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypat
         nodes.look()
         assert nodes.left == 0
 
-    assert graph_fact() == {"nodes": 5, "at_least": False}
+    assert graph_fact() == {"nodes": 5, "at_least": False, "repeated": 0.0}
 
 
 def test_nothing_of_a_graph_is_kept(account: Account) -> None:

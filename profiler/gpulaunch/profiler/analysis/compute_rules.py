@@ -1,8 +1,9 @@
-"""Rules about what is computed and never used: padding, gradients without an optimizer, rows of embeddings.
+"""Rules about what is computed in vain: padding, gradients without an optimizer, rows of embeddings, and what several
+backward passes go through.
 
-The rank reads what they need now and then: see `probe.padding` and `probe.gradients`. What they cost follows from the
-time of the phases. With a GPU these tell only when its kernels were started, so there it is the GPU's busy time, of
-which two thirds are taken for backward: it has two matrix products for each one of forward.
+The rank reads what they need now and then: see `probe.padding`, `probe.gradients` and `probe.repeats`. What they cost
+follows from the time of the phases. With a GPU these tell only when its kernels were started, so there it is the GPU's
+busy time, of which two thirds are taken for backward: it has two matrix products for each one of forward.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gpulaunch.profiler.analysis.facts import number, section
-from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss
+from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.gpu_idle import gpu_idle_s
 from gpulaunch.profiler.analysis.thresholds import LOST, PADDED
 from gpulaunch.profiler.analysis.window import RankWindow, Window
@@ -64,6 +65,28 @@ def gradients_unused(window: Window) -> Iterator[Loss]:
         )
 
 
+def backward_repeated(window: Window) -> Iterator[Loss]:
+    """Several backward passes of a step go through the same graph, which is kept for them."""
+    for rank in window.ranks:
+        share = number(section(rank.facts, "graph"), "repeated") or 0.0
+        backward_s, passes = _backward_s(window, rank), rank.microsteps / max(1, rank.steps)
+        if backward_s is None or not 0.0 < share <= 1.0:
+            continue
+        yield from _lost(
+            rank,
+            share * backward_s,
+            {
+                "backward_seconds_per_step": backward_s,
+                "backward_passes_per_step": passes,
+                "repeated_nodes_ratio": share,
+            },
+            f"{share:.0%} of backward goes again through what a pass before it has gone through (retain_graph=True, "
+            f"{passes:.0f} passes per step). Add the losses up, and call backward once: the gradients are the same. If "
+            "it is the state of a recurrent network that leads to earlier windows: hidden = hidden.detach().",
+            max(rank.backward, key=rank.backward.__getitem__, default=""),
+        )
+
+
 def embedding_gradient_dense(window: Window) -> Iterator[Loss]:
     """The optimizer updates all rows of an embedding of which a batch uses few."""
     for rank in window.ranks:
@@ -101,7 +124,7 @@ def _backward_s(window: Window, rank: RankWindow) -> float | None:
     return None if model_s is None else _OF_BACKWARD * model_s
 
 
-def _lost(rank: RankWindow, seconds: float, evidence: Mapping[str, float], advice: str) -> Iterator[Loss]:
+def _lost(rank: RankWindow, seconds: float, evidence: Mapping[str, float], advice: str, at: str = "") -> Iterator[Loss]:
     if seconds >= LOST.value * rank.step_s:
         yield Loss(
             rank=rank.rank,
@@ -110,4 +133,5 @@ def _lost(rank: RankWindow, seconds: float, evidence: Mapping[str, float], advic
             confidence=ESTIMATED,
             evidence={"step_seconds": rank.step_s, **evidence},
             advice=advice,
+            place=place_of(at),
         )

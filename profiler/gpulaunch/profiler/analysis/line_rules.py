@@ -15,6 +15,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
+from gpulaunch.profiler.analysis.memory_rules import host_room
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
@@ -22,12 +23,13 @@ from gpulaunch.profiler.analysis.thresholds import (
     LOOP_SHARE,
     LOST,
     LOST_MEASURED,
+    MEMORY_TO_SPARE,
     NODE_OVERHEAD_US,
     NODE_US,
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import CONSTANT, PYTHON, RankWindow, Window
+from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT, PYTHON, RECOMPUTED, RankWindow, Window
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
@@ -74,6 +76,13 @@ _CURES: Final = (
             "rank may keep its own, or they are the same: DistributedDataParallel(..., broadcast_buffers=False)."
         ),
     ),
+    (
+        ONE_HOT,
+        (
+            "It makes a matrix of zeros with a one in each row, which a product then mostly multiplies by zero: look "
+            "the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too."
+        ),
+    ),
     (r".*\.empty_cache", "Do not empty the cache in the loop: the next step has to allocate the memory again."),
     (r"(?:queue|threading)\..*", "The training thread waits for another thread: let that run ahead, or start more."),
 )
@@ -93,12 +102,14 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
+            if call == RECOMPUTED:
+                continue  # `activations_recomputed` reports it
             if call.endswith(_MEETS) and not _is_last(window.over, rank, str(found.place)):
                 continue
             in_library = "." in call and call != _CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
-            least = CONVERTED if call == _CONVERTS else LOST
+            least = CONVERTED if call in (_CONVERTS, ONE_HOT) else LOST
             if not in_library and found.seconds_per_step < least.value * rank.step_s:
                 continue  # the program may need what it computes itself
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
@@ -116,6 +127,27 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 evidence={**found.evidence, **idle, **({"call": call} if call else {})},
                 advice=_cure(call),
             )
+
+
+def activations_recomputed(window: Window) -> Iterator[Loss]:
+    """Backward computes parts of the forward pass again to save memory, of which there is plenty."""
+    room_bytes = host_room(window.host)
+    for rank in window.over.ranks:
+        used_bytes = rank.memory[-1].trainer_bytes if rank.memory else None
+        if rank.gpu is not None or room_bytes is None or not used_bytes:
+            continue
+        if room_bytes < MEMORY_TO_SPARE.value * used_bytes * len(window.ranks):
+            continue
+        lines = {line: count for line, count in rank.calling.items() if rank.calls.get(line) == RECOMPUTED}
+        for found in _sampled(rank, lines, "samples_recomputing"):
+            if found.seconds_per_step >= LOST.value * rank.step_s:
+                yield replace(
+                    found,
+                    evidence={**found.evidence, "used_bytes": float(used_bytes), "free_bytes": float(room_bytes)},
+                    advice="Switch activation checkpointing off (gradient_checkpointing, torch.utils.checkpoint), or "
+                    f"use it for fewer layers: backward computes them again to save memory, and {room_bytes >> 30} GiB "
+                    f"are free, with {used_bytes / 2**30:.1f} GiB in use per rank.",
+                )
 
 
 def small_operations_loop(window: Window) -> Iterator[Loss]:

@@ -36,7 +36,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
             continue
         if supply.workers and _reads_storage(rank.workers):
             continue  # `slow_storage` reports it
-        if _locked_share(rank) >= HOLDS_FETCHES.value:
+        if supply.workers and _locked_share(rank) >= HOLDS_FETCHES.value:
             continue  # `locked_workers` reports it
         if (plan := workers_needed(supply, window)) is None or _is_transform(supply, plan[1]):
             continue
@@ -44,15 +44,19 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
         if supply.kind == "prep" and _exceeds_mask(window, workers * len(window.ranks)):
             continue  # `pinned_workers` reports it
         now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
-        yield _loss(
+        line, evidence = (None, {}) if supply.workers else _slow_line((rank,))
+        what = f"{evidence.get('call') or 'what it does'} at {line}" if line else ""
+        loss = _loss(
             rank,
             supply,
             step_s,
             advice=f"Set num_workers={workers} ({now}) and persistent_workers=True, so that batches are ready when "
-            "training needs them.",
+            "training needs them."
+            + (f" {evidence['line_ratio']:.0%} of a fetch is {what}: is it needed for each sample?" if line else ""),
             workers_advised=workers,
             **_curve(rank, supply, workers),
         )
+        yield replace(loss, evidence={**loss.evidence, **evidence})
 
 
 def _curve(rank: RankWindow, supply: LoaderModel, advised: int) -> dict[str, float]:
@@ -145,7 +149,8 @@ def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> 
     if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
         has_core = not supply.is_crowded and supply.workers_fitting(num_ranks) >= 1
         why = "handing them over from a worker takes nearly as long" if has_core else "no core is free for a worker"
-        yield _loss(
+        line, evidence = _slow_line((rank,))
+        loss = _loss(
             rank,
             supply,
             supply.own_s,
@@ -154,6 +159,7 @@ def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> 
             f"use the GPU. The training thread fetches every batch itself (num_workers=0), and {why}.",
             computing_ratio=computes_share,
         )
+        yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
 
 
 def head_of_line(window: Window) -> Iterator[Loss]:

@@ -9,7 +9,7 @@ from typing import Final
 from gpulaunch.profiler.record import Finding
 
 _EXPLAINING: Final = ("hot-line", "logging-stall")
-"""Rules that name the line of what a straggler does between its steps."""
+"""Rules that name the line of what a straggler does between its steps, or from its batch to its backward pass."""
 _GIL: Final = "gil-contention"
 """A rank whose training thread waits for the GIL seems to compute longer."""
 _LINE: Final = "hot-line"
@@ -81,7 +81,9 @@ def _saved_with(save: Finding, below: Sequence[Finding]) -> Finding:
 def _owner(late: Finding, findings: Iterable[Finding]) -> Finding | None:
     if late.rule != "straggler" or (cause := late.evidence.get("cause")) not in ("other", "compute"):
         return None
-    explaining = (*_EXPLAINING, _GIL) if cause == "other" else (_GIL,)
+    forward_s = float(late.evidence.get("forward_excess_seconds_per_step", 0.0))
+    is_line = cause == "other" or forward_s >= _MOST * late.seconds_per_step
+    explaining = (*_EXPLAINING, _GIL) if is_line else (_GIL,)
     lines = [
         each
         for each in findings

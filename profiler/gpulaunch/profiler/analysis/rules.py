@@ -245,6 +245,21 @@ RULES: Final = (
         limits=(thresholds.LOST,),
     ),
     Rule(
+        id="backward-repeated",
+        judge=compute_rules.backward_repeated,
+        problem="Several backward passes of a step go through the same part of the graph.",
+        evidence="The autograd graph, read a few times in a run: nodes of a pass that was kept with "
+        "`retain_graph=True` are in the next one, and nothing has changed the gradients between the two.",
+        costs="The share of nodes that an earlier pass had gone through, of backward. With a GPU, of two thirds of its "
+        "busy time. An estimate.",
+        fix="Add the losses up, and call `backward` once: the gradients are the same. If the state of a recurrent "
+        "network leads to earlier windows, `hidden = hidden.detach()`.",
+        suppressed="The gradients are set to zero or taken away between the passes: the program wants those of each "
+        "loss by themselves; the gradients are computed with `create_graph=True`; the graph has 4,096 nodes or more; "
+        "or the utilisation of the GPU is not known.",
+        limits=(thresholds.LOST,),
+    ),
+    Rule(
         id="embedding-gradient-dense",
         judge=compute_rules.embedding_gradient_dense,
         problem="The optimizer updates all rows of an embedding, of which a batch looks up few.",
@@ -399,6 +414,17 @@ RULES: Final = (
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED),
             *(thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
         ),
+    ),
+    Rule(
+        id="activations-recomputed",
+        judge=line_rules.activations_recomputed,
+        problem="Backward computes parts of the forward pass again to save memory, of which there is plenty.",
+        evidence="Samples of the training thread's stack are in `torch.utils.checkpoint` in the phase backward.",
+        costs="The step, times the share of these samples among those of its steps.",
+        fix="`gradient_checkpointing=False`, no `torch.utils.checkpoint`, or both for the largest layers only.",
+        suppressed="The ranks use more than an eighth of the memory that is free: without it they might not fit; or a "
+        "rank has a GPU, whose time for it is not known.",
+        limits=(thresholds.LOST, thresholds.MEMORY_TO_SPARE, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE),
     ),
     Rule(
         id="small-operations-loop",

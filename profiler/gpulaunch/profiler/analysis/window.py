@@ -29,6 +29,11 @@ PYTHON: Final = "Python code"
 """In the place of the function that a line calls, for one that always holds the GIL, whatever it calls."""
 CONSTANT: Final = "the same in every step"
 """In the place of the function that a line calls, for one whose result depends on nothing that changes."""
+ONE_HOT: Final = "one_hot"
+"""In the same place, for a statement that makes a matrix of nothing but zeros and a one in each row."""
+
+RECOMPUTED: Final = "torch.utils.checkpoint"
+"""In the same place, for the call of a backward pass that computes parts of the forward pass again."""
 
 
 @dataclass(frozen=True, kw_only=True)

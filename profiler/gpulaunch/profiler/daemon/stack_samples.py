@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
-from gpulaunch.profiler.analysis.window import CONSTANT
+from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT, RECOMPUTED
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
@@ -22,12 +22,14 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     function_of_thread,
     in_callback,
     in_compiled,
+    in_linear_layer,
     in_sampler,
     in_save,
     is_outside_compute,
     lines_of_program,
     loops_may_be_in,
     of_metrics,
+    recomputes,
     spans_steps,
     trains_elsewhere,
     waits_for_lock,
@@ -71,6 +73,8 @@ class StackSamples:
         """
         if phase not in _BETWEEN:
             self._validating[place.rank] = phase == "validation"
+        if phase == "data_wait":  # without workers, the training thread fetches
+            self.add_worker(place, frames)
         if trains_elsewhere(phase, frames):
             self.tally.trains_elsewhere(place.rank)
         innermost = call_of(frames)
@@ -86,7 +90,9 @@ class StackSamples:
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
         call = None if innermost is None or is_metric else self._outside_compute(innermost, phase, frames)
-        call = call or self._constant(phase, frames)
+        if call is None and innermost is not None and recomputes(phase, frames):
+            call = replace(innermost, name=RECOMPUTED)
+        call = call or self._in_vain(phase, frames)
         saves = call is None and phase in _BETWEEN and in_save(frames)
         in_python = not saves and self._is_in_python(place, innermost, call, phase, frames, holds_gil)
         if call is None:
@@ -98,9 +104,12 @@ class StackSamples:
             self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
 
     def add_worker(self, place: RankPlace, frames: Sequence[Frame]) -> None:
-        """Take a sample of a dataloader worker of a rank, the deepest frame first; one that is idle does not count."""
-        if (fetch := below_fetch(frames)) is None:
-            return
+        """Take a sample of what may fetch a batch for a rank, the deepest frame first; outside of that, none counts."""
+        if (fetch := below_fetch(frames)) is not None:
+            self._add_fetch(place, fetch)
+
+    def _add_fetch(self, place: RankPlace, fetch: Sequence[Frame]) -> None:
+        """Take the frames of a dataset or of what collates, the deepest first."""
         lines = lines_of_program(fetch)
         if (inner := call_of(fetch)) is not None:
             in_c = self._sources.call(inner.file, inner.line)
@@ -163,13 +172,17 @@ class StackSamples:
                 return line
         return in_callback(frames)
 
-    def _constant(self, phase: str, frames: Sequence[Frame]) -> Call | None:
-        """Return the line of a sample that computes the same in every step; None: there is none."""
+    def _in_vain(self, phase: str, frames: Sequence[Frame]) -> Call | None:
+        """Return the line of a sample that computes with tensors what need not be; None: there is none."""
         if phase not in _AROUND_MODEL:
             return None
         lines = lines_of_program(frames)
-        same = (each for each in lines if self._sources.is_constant(each.file, each.line, each.name))
-        return next((replace(each, name=CONSTANT) for each in same), None)
+        for line in lines:
+            if self._sources.is_constant(line.file, line.line, line.name):
+                return replace(line, name=CONSTANT)
+        if lines and self._sources.makes_one_hot(lines[-1].file, lines[-1].line) and in_linear_layer(frames):
+            return replace(lines[-1], name=ONE_HOT)
+        return None
 
     def _is_in_python(
         self,

@@ -196,7 +196,7 @@ def tap_backward(probe: Probe, torch: Any, nodes: GraphNodes, original: Callable
         try:
             if nodes.left and kwargs.get("accumulate_grad", False) and get_ident() == probe.thread:
                 began_ns = monotonic_ns()
-                nodes.count(t_outputs)
+                nodes.count(t_outputs, keeps=args[1:3] == (True, False))  # retain_graph, create_graph
                 machine.overhead_ns += monotonic_ns() - began_ns
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.adopts(now_ns):

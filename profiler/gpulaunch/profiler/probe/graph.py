@@ -2,7 +2,7 @@
 
 How long backward takes is known of every step. With the number of its nodes it is known what it is made of: a few
 operations that compute long, or many for which torch's own work - dispatch, a node, its memory - is most of the time.
-And `gradients` sees in the graph which of them are computed for nothing.
+And `gradients` sees in the graph which of them are computed for nothing, `repeats` what several passes go through.
 
 Some passes in a row are read, as those of a step may differ: early, later, and then every ten minutes, because a model
 may change. The fact "graph" has the mean of the last ones. A node took 2 to 3.5 us: a model of 450 nodes 1.5 ms, and
@@ -20,6 +20,7 @@ from typing import Any, Final
 from gpulaunch.profiler.probe.account import Account
 from gpulaunch.profiler.probe.facts import set_fact
 from gpulaunch.profiler.probe.gradients import GradientUse
+from gpulaunch.profiler.probe.repeats import Repeats
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 PASSES: Final = 4
@@ -41,12 +42,24 @@ _LONGER: Final = 4
 class GraphNodes:
     """The graphs of one rank's training thread; only that thread calls it."""
 
-    __slots__ = ("_account", "_counted", "_failed", "_is_long", "_pause_s", "_seconds", "_torch", "_use", "left")
+    __slots__ = (
+        "_account",
+        "_counted",
+        "_failed",
+        "_is_long",
+        "_pause_s",
+        "_repeats",
+        "_seconds",
+        "_torch",
+        "_use",
+        "left",
+    )
 
     def __init__(self, account: Account, torch: Any) -> None:
         self._account = account
         self._torch = torch
         self._use = GradientUse(torch)
+        self._repeats = Repeats()
         self._counted: list[int] = []
         self._pause_s = _PAUSE_S
         self._seconds = 0
@@ -71,13 +84,15 @@ class GraphNodes:
             self._pause_s = min(_LONGEST_PAUSE_S, _LONGER * self._pause_s)
             self._counted.clear()
             self._use.begin()
+            self._repeats.begin()
             self.left = PASSES
 
-    def count(self, outputs: Sequence[Any]) -> None:
+    def count(self, outputs: Sequence[Any], *, keeps: bool = False) -> None:
         """Count the nodes of a graph.
 
         Args:
             outputs: what backward is called on: tensors, or edges of a graph.
+            keeps: the graph is kept for another pass (`retain_graph=True`).
         """
         began_ns = thread_time_ns()
         try:
@@ -86,6 +101,7 @@ class GraphNodes:
                 nodes = len(graph)
                 if nodes < MOST_NODES:
                     self._use.add(graph)
+                    self._repeats.add(graph, keeps=keeps)
             del graph
         except Exception as error:
             if raised_by_program(error):
@@ -99,7 +115,8 @@ class GraphNodes:
         self.left = 0 if nodes >= MANY_NODES else self.left - 1
         if not self.left:
             mean = round(sum(self._counted) / len(self._counted))
-            set_fact("graph", {"nodes": mean, "at_least": max(self._counted) >= MOST_NODES})
+            at_least = max(self._counted) >= MOST_NODES
+            set_fact("graph", {"nodes": mean, "at_least": at_least, "repeated": self._repeats.share})
             set_fact("gradients", self._use.fact())
 
 

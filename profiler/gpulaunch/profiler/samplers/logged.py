@@ -19,6 +19,8 @@ _NOT_THE_USERS: Final = re.compile(
     rf"|{PACKAGES_DIR}(?:lightning/pytorch|pytorch_lightning)/core/module\.py"
 )
 """Files that cannot contain the line to change: Python's, torch's, ours, and Lightning's `self.log`."""
+_AT_FORK: Final = re.compile(rf"{PYTHON_DIR}multiprocessing/|{PYTHON_DIR}subprocess\.py")
+"""What starts processes: at each fork, Python takes the locks of logging, and the time is the fork's."""
 Place = tuple[str, int]
 
 
@@ -29,9 +31,11 @@ def line_that_logs(stack: Sequence[Place]) -> Place | None:
         stack: file (as in Python) and line of every frame, the outermost first.
     """
     caller = None
+    forks = False
     for file, line in stack:
         if _LOGS.match(file):
-            return caller
+            return None if forks else caller
+        forks = _AT_FORK.match(file) is not None
         if not _NOT_THE_USERS.match(file):
             caller = file, line
     return None

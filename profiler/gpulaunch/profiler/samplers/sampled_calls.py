@@ -64,12 +64,14 @@ BUFFERS: Final = "torch.nn.parallel.DistributedDataParallel._sync_buffers"
 _BUFFERS: Final = re.compile(r"/torch/nn/parallel/distributed\.py (?:.*\.)?_sync_(?:module_)?buffers$")
 """What DDP calls before a forward pass to send the buffers of the first rank to all others (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
+_LINEAR: Final = (_MODULE, "/torch/nn/modules/linear.py")
 _CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
 _COMPILED: Final = re.compile(r".*/torch/(?:_dynamo|_functorch|_inductor|_library)/")
 """What calls code that torch has generated, wherever that is, and operations that a program has registered."""
 _LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
 """Modules without parameters: a loop that calls one for each sample is no loop over layers."""
 _BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
+_CHECKPOINT: Final = "/torch/utils/checkpoint.py"
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_index|sampler\.py \S*)$")
 """Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
@@ -194,6 +196,16 @@ def around_backward(frames: Sequence[Frame]) -> list[Frame]:
     return [frame for frame in frames[engine:] if _origin(frame.file)[0] == "program"]
 
 
+def recomputes(phase: str, frames: Sequence[Frame]) -> bool:
+    """Whether a stack is in a part of the forward pass that backward computes again, to save memory.
+
+    Args:
+        phase: of `samplers.phases`.
+        frames: the deepest first.
+    """
+    return phase == "backward" and any(frame.file.endswith(_CHECKPOINT) for frame in frames)
+
+
 def in_sampler(frames: Sequence[Frame]) -> bool:
     """Whether the innermost line of the program is in a sampler that a dataloader asks for the indices of a batch.
 
@@ -231,6 +243,16 @@ def below_fetch(frames: Sequence[Frame]) -> list[Frame] | None:
     """
     depth = next((at for at, frame in enumerate(frames) if frame.file.endswith(_FETCH)), None)
     return None if depth is None else list(frames[:depth])
+
+
+def in_linear_layer(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost line of the program runs operations itself, or a linear layer, but no other module.
+
+    Args:
+        frames: the deepest first.
+    """
+    depth = _innermost(frames)
+    return depth is not None and all(frame.file.endswith(_LINEAR) for frame in frames[:depth])
 
 
 def waits_for_lock(frames: Sequence[Frame]) -> bool:

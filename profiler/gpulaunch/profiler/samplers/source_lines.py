@@ -65,6 +65,7 @@ _OF_A_STEP: Final = frozenset(
 """Methods that a training step needs after its backward pass."""
 _WAITS: Final = frozenset({"item", "to"})
 """Methods that wait for the GPU, often of an argument of a call that takes time itself: `log(loss.item())`."""
+_FLOATS: Final = frozenset({"float", "half", "bfloat16", "double", "to", "type", "type_as"})
 _BACKWARD: Final = frozenset({"backward", "manual_backward"})
 _NOT_TOLD: Final = frozenset(
     {"torch", "torchvision", "__future__", "gc", "time", "math", "operator", "functools", "itertools", "sys"}
@@ -88,6 +89,7 @@ class _Source:
     foreign: set[int] = field(default_factory=set[int])
     is_read: bool = False
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
+    one_hot: set[int] = field(default_factory=set[int])
     constants: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     detects_anomaly: int = 0
 
@@ -151,6 +153,10 @@ class SourceLines:
         """
         return not {ALL, calls or ALL}.isdisjoint(self._source(file).constants.get(line, ()))
 
+    def makes_one_hot(self, file: str, line: int) -> bool:
+        """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
+        return line in self._source(file).one_hot
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -188,6 +194,8 @@ def _read(file: str, until_s: float) -> _Source:
                 source.name(node, _TENSOR)
             elif name := _on_host_only(node, modules):
                 source.name(node, name)
+        if isinstance(node, ast.Assign | ast.Return) and _makes_one_hot(node):
+            source.one_hot.update(lines_of(node))
         if isinstance(node, ast.Call):
             _read_call(source, node, everything)
         if isinstance(node, _Loop):
@@ -210,6 +218,11 @@ def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> Non
         source.excused.update(lines_of(call))
     if last_name(call) in _ANOMALY and not _is_off(call):
         source.detects_anomaly = source.detects_anomaly or call.lineno
+
+
+def _makes_one_hot(statement: ast.stmt) -> bool:
+    names = {last_name(call) for call in calls_in(statement)}
+    return "one_hot" in names and not names.isdisjoint(_FLOATS)
 
 
 def _is_foreign(called: str) -> bool:

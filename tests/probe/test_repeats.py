@@ -1,0 +1,111 @@
+"""What several backward passes go through is found in graphs of torch itself (imported here: two seconds)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from gpulaunch.profiler.probe.graph import graph_below
+from gpulaunch.profiler.probe.repeats import Repeats
+
+HEADS = 4
+X = torch.randn(16, 8)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(*(each for _ in range(9) for each in (nn.Linear(8, 8), nn.Tanh())))
+        self.heads = nn.ModuleList(nn.Linear(8, 1) for _ in range(HEADS))
+
+    def losses(self) -> list[torch.Tensor]:
+        features = self.trunk(X)
+        return [head(features).square().mean() for head in self.heads]
+
+
+class Steps:
+    """Backward passes of a program, as the probe sees them."""
+
+    def __init__(self) -> None:
+        self.model = Model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.repeats = Repeats()
+        self.repeats.begin()
+
+    def backward(self, loss: torch.Tensor, *, keeps: bool = True) -> None:
+        self.repeats.add(graph_below(torch, (loss,)), keeps=keeps)
+        loss.backward(retain_graph=keeps)
+
+    def step(self, *, to_none: bool = True) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=to_none)
+
+
+@pytest.fixture
+def steps() -> Steps:
+    torch.manual_seed(0)
+    return Steps()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_trunk_that_each_head_goes_back_through_is_repeated(steps: Steps, to_none: bool) -> None:
+    for _ in range(5):
+        for loss in steps.model.losses():
+            steps.backward(loss)
+        steps.step(to_none=to_none)
+
+    assert 0.55 < steps.repeats.share <= (HEADS - 1) / HEADS
+
+
+def test_a_state_that_is_not_detached_is_repeated(steps: Steps) -> None:
+    state = X
+    for _ in range(4):
+        state = steps.model.trunk(state)
+        steps.backward(state.square().mean())
+
+    assert steps.repeats.share == pytest.approx((1 + 2 + 3) / (1 + 2 + 3 + 4), abs=0.03)
+
+
+def one_sum(steps: Steps) -> None:
+    steps.backward(torch.stack(steps.model.losses()).sum(), keeps=False)
+    steps.step()
+
+
+def micro_batches(steps: Steps) -> None:
+    """Kept for no reason: nothing goes through them again."""
+    for _ in range(4):
+        steps.backward(steps.model.losses()[0])
+    steps.step()
+
+
+def gradients_of_each_loss(steps: Steps) -> None:
+    """As methods that weigh tasks against each other need them."""
+    for loss in steps.model.losses():
+        steps.backward(loss)
+        steps.optimizer.zero_grad()
+
+
+def gradients_set_to_zero(steps: Steps) -> None:
+    for loss in steps.model.losses():
+        steps.backward(loss)
+        [each.grad.clone() for each in steps.model.trunk.parameters() if each.grad is not None]
+        steps.optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("program", [one_sum, micro_batches, gradients_of_each_loss])
+def test_what_a_program_needs_is_not_repeated(steps: Steps, program: Callable[[Steps], None]) -> None:
+    for _ in range(5):
+        program(steps)
+
+    assert steps.repeats.share == 0.0
+
+
+def test_gradients_that_are_taken_and_set_to_zero_are_needed(steps: Steps) -> None:
+    """Only the first pass of all, whose gradients were none, may be taken for another."""
+    for _ in range(20):
+        gradients_set_to_zero(steps)
+
+    assert steps.repeats.share < 0.02
