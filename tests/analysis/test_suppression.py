@@ -214,6 +214,19 @@ def test_a_training_thread_that_fetches_for_itself_on_the_only_core_wants_cheape
     assert found.evidence["computing_ratio"] == pytest.approx((98 + 0.5 - 10) / 90)  # on the core, and in its queue
 
 
+SAMPLED = {"fetches": 40, "fetching": {"data.py:9": 36, "train.py:20": 3}, "calls": {"data.py:9": "json.load"}}
+
+
+def test_the_line_that_holds_a_fetch_of_the_training_thread_is_told() -> None:
+    """Workers would hide it, but it may not be needed; without a core for them it has to become cheaper."""
+    (hidden,) = advise(alone(10.0, 90.0, cpu_ms=98.0, changes=SAMPLED, cores=4.0))
+    (found,) = advise(alone(10.0, 90.0, cpu_ms=98.0, changes=SAMPLED, cores=1.0))
+
+    assert (hidden.rule, hidden.file, hidden.line) == ("dataloader-too-few-workers", "train.py", 41)
+    assert hidden.advice.endswith("90% of a fetch is json.load at data.py:9: is it needed for each sample?")
+    assert (found.rule, found.file, found.line) == ("dataloader-slow-transform", "data.py", 9)
+
+
 def test_two_ranks_that_fetch_for_themselves_fill_two_cores() -> None:
     (one,) = alone(10.0, 90.0, cpu_ms=98.0).ranks
 

@@ -34,14 +34,16 @@ class Steps:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.repeats = Repeats()
         self.repeats.begin()
+        self.steps = 0
 
     def backward(self, loss: torch.Tensor, *, keeps: bool = True) -> None:
-        self.repeats.add(graph_below(torch, (loss,)), keeps=keeps)
+        self.repeats.add(graph_below(torch, (loss,)), keeps=keeps, step=self.steps)
         loss.backward(retain_graph=keeps)
 
     def step(self, *, to_none: bool = True) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=to_none)
+        self.steps += 1
 
 
 @pytest.fixture
@@ -61,12 +63,30 @@ def test_a_trunk_that_each_head_goes_back_through_is_repeated(steps: Steps, to_n
 
 
 def test_a_state_that_is_not_detached_is_repeated(steps: Steps) -> None:
-    state = X
-    for _ in range(4):
-        state = steps.model.trunk(state)
-        steps.backward(state.square().mean())
+    for _ in range(3):
+        state = X
+        for _ in range(4):
+            state = steps.model.trunk(state)
+            steps.backward(state.square().mean())
+        steps.step()
 
     assert steps.repeats.share == pytest.approx((1 + 2 + 3) / (1 + 2 + 3 + 4), abs=0.03)
+
+
+def test_a_step_counts_if_all_its_passes_were_read(steps: Steps) -> None:
+    """A row begins anywhere: of two passes that go through the same, the first may have been before it."""
+    for passes in (1, 2, 2, 1):
+        losses = steps.model.losses()
+        for loss in losses[:passes]:
+            steps.backward(loss)
+        steps.step()
+    of_two = steps.repeats.share
+    steps.repeats.begin()
+    for loss in steps.model.losses():
+        steps.backward(loss)
+
+    assert 0.4 < of_two < 0.5
+    assert steps.repeats.share == of_two
 
 
 def one_sum(steps: Steps) -> None:
@@ -86,6 +106,7 @@ def gradients_of_each_loss(steps: Steps) -> None:
     for loss in steps.model.losses():
         steps.backward(loss)
         steps.optimizer.zero_grad()
+    steps.steps += 1
 
 
 def gradients_set_to_zero(steps: Steps) -> None:
@@ -93,6 +114,7 @@ def gradients_set_to_zero(steps: Steps) -> None:
         steps.backward(loss)
         [each.grad.clone() for each in steps.model.trunk.parameters() if each.grad is not None]
         steps.optimizer.zero_grad(set_to_none=False)
+    steps.steps += 1
 
 
 @pytest.mark.parametrize("program", [one_sum, micro_batches, gradients_of_each_loss])

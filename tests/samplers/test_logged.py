@@ -46,6 +46,8 @@ LOGGING = ((f"{PYTHON}/logging/__init__.py", 1489), (f"{PYTHON}/logging/__init__
         ((*PROGRAM, ("/home/me/proj/logging/mine.py", 3)), None),
         ((*PROGRAM, ("/home/me/logging/mine.py", 3)), None),
         ((*PROGRAM, (f"{PACKAGES}/wandbox/run.py", 1)), None),
+        ((*PROGRAM, (f"{PYTHON}/multiprocessing/popen_fork.py", 66), (f"{PYTHON}/logging/__init__.py", 242)), None),
+        ((*PROGRAM, (f"{PYTHON}/subprocess.py", 1883), (f"{PYTHON}/logging/__init__.py", 242)), None),
         (LOGGING, None),
         ((), None),
     ],

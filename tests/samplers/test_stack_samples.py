@@ -323,3 +323,48 @@ def test_what_is_the_same_in_every_step_is_counted_for_the_outermost_line_that_s
 
     assert samples.tally.calling == {(0, f"{program}:5"): 1}
     assert samples.tally.calls == {(0, f"{program}:5"): "the same in every step"}
+
+
+def test_without_workers_the_training_thread_fetches(tmp_path: Path) -> None:
+    program = str(tmp_path / "train.py")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    fetch = Frame("_MapDatasetFetcher.fetch", f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 54)
+    reads = Frame("NpzFile.__getitem__", f"{PACKAGES}/numpy/lib/npyio.py", 250)
+    stack = [reads, Frame("Skies.__getitem__", program, 40), fetch, Frame("main", program, 60)]
+    for phase in ("data_wait", "validation"):
+        samples.add(place, phase, stack)
+
+    assert (samples.tally.fetches, samples.tally.fetching) == ({0: 1}, {(0, f"{program}:40"): 1})
+    assert samples.tally.calls[0, f"{program}:40"] == "numpy.lib.npyio.__getitem__"
+
+
+def test_a_one_hot_matrix_is_told_where_its_line_is_what_computes(tmp_path: Path) -> None:
+    """`net` may be anything: its time is not that of the matrix."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "def forward(words):\n"
+        "    vectors = project(F.one_hot(words, 9000).float())\n"
+        "    scores = net(vectors)\n"
+        "    return F.one_hot(words, 9000)\n"
+    )
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    calls = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
+    linear = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+    several = Frame("Sequential.forward", f"{PACKAGES}/torch/nn/modules/container.py", 250)
+    for line, below in ((2, []), (2, [linear, calls]), (2, [linear, calls, several, calls]), (3, []), (4, [])):
+        samples.add(place, "forward", [*below, Frame("forward", str(program), line)])
+
+    assert samples.tally.calling == {(0, f"{program}:2"): 2}
+    assert samples.tally.calls == {(0, f"{program}:2"): "one_hot"}
+
+
+def test_what_backward_computes_again_is_counted_for_the_line_that_calls_it(program: str) -> None:
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    engine = Frame("_engine_run_backward", f"{PACKAGES}/torch/autograd/graph.py", 800)
+    again = Frame("unpack_hook", f"{PACKAGES}/torch/utils/checkpoint.py", 1120)
+    linear = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+    for phase, below in (("backward", [linear, again, engine]), ("backward", [engine]), ("forward", [linear, again])):
+        samples.add(place, phase, [*below, Frame("<module>", program, 7)])
+
+    assert samples.tally.calling == {(0, f"{program}:7"): 1}
+    assert samples.tally.calls == {(0, f"{program}:7"): "torch.utils.checkpoint"}

@@ -25,6 +25,8 @@ from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 PASSES: Final = 4
 """Backward passes that are counted in a row."""
+MOST_KEPT: Final = 24
+"""As long as their graphs are kept for others, so many are."""
 MANY_NODES: Final = 1024
 """One that has so many is the last of the row."""
 MOST_NODES: Final = 4096
@@ -101,7 +103,7 @@ class GraphNodes:
                 nodes = len(graph)
                 if nodes < MOST_NODES:
                     self._use.add(graph)
-                    self._repeats.add(graph, keeps=keeps)
+                    self._repeats.add(graph, keeps=keeps, step=self._account.optimized)
             del graph
         except Exception as error:
             if raised_by_program(error):
@@ -112,7 +114,10 @@ class GraphNodes:
             self._is_long, self.left = True, 0
             return
         self._counted.append(nodes)
-        self.left = 0 if nodes >= MANY_NODES else self.left - 1
+        if keeps and len(self._counted) < MOST_KEPT:
+            self.left = PASSES  # all of a step are read
+        else:
+            self.left = 0 if nodes >= MANY_NODES else self.left - 1
         if not self.left:
             mean = round(sum(self._counted) / len(self._counted))
             at_least = max(self._counted) >= MOST_NODES

@@ -19,41 +19,62 @@ _ANY: Final = -1
 
 
 class Repeats:
-    """The passes of one rank that are read in a row, and its nodes by their sequence numbers: nothing is kept alive."""
+    """The passes of one rank that are read in a row, and its nodes by their sequence numbers: nothing is kept alive.
 
-    __slots__ = ("_again", "_kept", "_nodes", "_versions")
+    Only steps of the optimizer count whose passes were all read.
+    """
+
+    __slots__ = ("_again", "_is_whole", "_kept", "_nodes", "_of_step", "_step", "_versions")
 
     def __init__(self) -> None:
         self._nodes = 0
         self._again = 0
         self._kept: set[int] = set()
         self._versions: dict[int, int] = {}
+        self._step: int | None = None
+        self._is_whole = False
+        self._of_step = [0, 0]  # nodes of its passes so far, and those that an earlier one had gone through
 
     def begin(self) -> None:
-        """The next pass is the first of a step, or of those that are read."""
-        self._kept.clear()
-        self._versions.clear()
+        """The next pass is the first that is read in a row."""
+        self._step, self._is_whole = None, False
+        self._forget()
 
-    def add(self, graph: Mapping[Any, Any], *, keeps: bool) -> None:
-        """Read the graph of a pass, the whole of it; `keeps`: it is kept after it."""
+    def add(self, graph: Mapping[Any, Any], *, keeps: bool, step: int) -> None:
+        """Read the graph of a pass, the whole of it.
+
+        Args:
+            graph: its nodes, and those below each.
+            keeps: it is kept after the pass.
+            step: steps of the optimizer before it.
+        """
+        if step != self._step:
+            if self._is_whole:
+                self._nodes += self._of_step[0]
+                self._again += self._of_step[1]
+            self._is_whole, self._step, self._of_step = self._step is not None, step, [0, 0]
+            self._forget()
         numbers = {number for node in graph if (number := _number(node)) < _NUMBERED}
         variables = (getattr(node, "variable", None) for node, below in graph.items() if not below)
         leaves = list(islice((each for each in variables if each is not None), _MOST_LEAVES))
-        again = [self._accumulates(each) for each in leaves if id(each) in self._versions]
-        self._nodes += len(numbers)
-        if not all(again):
-            self.begin()
-        self._again += len(numbers & self._kept)
-        if not keeps:
-            self.begin()
-            return
-        self._kept |= numbers
-        self._versions.update((id(each), _version_after(each.grad)) for each in leaves)
+        if not all(self._accumulates(each) for each in leaves if id(each) in self._versions):
+            self._forget()
+        self._of_step[0] += len(numbers)
+        self._of_step[1] += len(numbers & self._kept)
+        if keeps:
+            self._kept |= numbers
+            self._versions.update((id(each), _version_after(each.grad)) for each in leaves)
+        else:
+            self._forget()
 
     @property
     def share(self) -> float:
-        """Of the nodes that all these passes went through, those that an earlier one had gone through."""
+        """Of the nodes that all these passes went through, those that an earlier one of their step had gone through."""
         return round(self._again / self._nodes, 3) if self._nodes else 0.0
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._versions.clear()
 
     def _accumulates(self, variable: Any) -> bool:
         """Whether nothing but the pass before has changed a gradient since then."""
