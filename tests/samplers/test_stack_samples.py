@@ -363,8 +363,9 @@ def test_what_backward_computes_again_is_counted_for_the_line_that_calls_it(prog
     engine = Frame("_engine_run_backward", f"{PACKAGES}/torch/autograd/graph.py", 800)
     again = Frame("unpack_hook", f"{PACKAGES}/torch/utils/checkpoint.py", 1120)
     linear = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+    trainer = Frame("Trainer.train", f"{PACKAGES}/transformers/trainer.py", 1576)
     for phase, below in (("backward", [linear, again, engine]), ("backward", [engine]), ("forward", [linear, again])):
-        samples.add(place, phase, [*below, Frame("<module>", program, 7)])
+        samples.add(place, phase, [*below, trainer, Frame("<module>", program, 7)])
 
     assert samples.tally.calling == {(0, f"{program}:7"): 1}
     assert samples.tally.calls == {(0, f"{program}:7"): "torch.utils.checkpoint"}
