@@ -29,7 +29,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT, PYTHON, RECOMPUTED, RankWindow, Window
+from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT, PYTHON, RankWindow, Window
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
@@ -102,8 +102,6 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            if call == RECOMPUTED:
-                continue  # `activations_recomputed` reports it
             if call.endswith(_MEETS) and not _is_last(window.over, rank, str(found.place)):
                 continue
             in_library = "." in call and call != _CONVERTS
@@ -138,8 +136,8 @@ def activations_recomputed(window: Window) -> Iterator[Loss]:
             continue
         if room_bytes < MEMORY_TO_SPARE.value * used_bytes * len(window.ranks):
             continue
-        lines = {line: count for line, count in rank.calling.items() if rank.calls.get(line) == RECOMPUTED}
-        for found in _sampled(rank, lines, "samples_recomputing"):
+        at = max(rank.backward, key=rank.backward.__getitem__, default="?:0")
+        for found in _sampled(rank, {at: rank.recomputing}, "samples_recomputing"):
             if found.seconds_per_step >= LOST.value * rank.step_s:
                 yield replace(
                     found,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
-from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT, RECOMPUTED
+from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
@@ -90,12 +90,12 @@ class StackSamples:
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
         call = None if innermost is None or is_metric else self._outside_compute(innermost, phase, frames)
-        if call is None and innermost is not None and recomputes(phase, frames):
-            call = Call(innermost.file, innermost.line, RECOMPUTED)
         call = call or self._in_vain(phase, frames)
         saves = call is None and phase in _BETWEEN and in_save(frames)
         in_python = not saves and self._is_in_python(place, innermost, call, phase, frames, holds_gil)
-        if call is None:
+        if recomputes(phase, frames):
+            self.tally.add(place.rank, phase, recomputes=True)
+        elif call is None:
             self.tally.add(place.rank, phase, saves=saves)
             if not saves and not in_python:
                 self._add_loops(place, phase, frames)
