@@ -177,8 +177,9 @@ class StackSamples:
         if phase not in _AROUND_MODEL:
             return None
         lines = lines_of_program(frames)
-        for line in lines:
-            if self._sources.is_constant(line.file, line.line, line.name):
+        for line, within in zip(lines, [*lines[1:], None], strict=False):
+            place_within = None if within is None else (within.file, within.line)
+            if self._sources.is_constant(line.file, line.line, place_within):
                 return replace(line, name=CONSTANT)
         if lines and self._sources.makes_one_hot(lines[-1].file, lines[-1].line) and in_linear_layer(frames):
             return replace(lines[-1], name=ONE_HOT)

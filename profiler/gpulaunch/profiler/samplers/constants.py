@@ -1,65 +1,77 @@
 """Finds in the source of a program what a function computes anew in every call, although it is always the same.
 
-Such a statement, or call of a function, uses nothing but what stays: numbers, shapes of the arguments, names that the
-module sets once, attributes that only `__init__` sets and that are neither parameters nor modules, and what others of
-these statements have given. The words of the source decide; where they leave a doubt, it is left out.
+Only what is certain by the words of the source counts. An expression stays the same if it is made, by functions and
+methods that are known to do nothing else, of numbers, of shapes of the arguments, of buffers that `__init__` registers
+and that the whole file only reads, and of names that are set once to such an expression and then only read. Functions
+of the file are followed where they are a plain sequence of such statements.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Set
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of
-from gpulaunch.profiler.samplers.source_names import (
-    Function,
-    arguments_of,
-    names_changed,
-    names_filled,
-    names_imported,
-    names_set,
-    scalar_arguments,
-    statements,
-    value_of,
-)
 
-_PACKAGES: Final = frozenset({"torch", "numpy", "math", "scipy"})
-"""Their functions give the same for the same arguments, but for those below."""
-_VARIES: Final = re.compile(
-    r".*(?:rand|rng|dropout|bernoulli|multinomial|poisson|sample|shuffle|permut|choice|seed|state|grad|load|open|read"
-    r"|current|compile|script|checkpoint|parameters).*|(?:.*_)?(?:normal|uniform)|[A-Z].*|get_.*|is_.*|.*_"
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Operation = ast.BinOp | ast.UnaryOp | ast.Compare
+
+_PACKAGES: Final = frozenset({"torch", "numpy", "math"})
+_NUMBERS: Final = frozenset(
+    {
+        *("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "indices", "fftfreq", "rfftfreq"),
+        *("hann_window", "hamming_window", "blackman_window", "generate_square_subsequent_mask"),
+    }
 )
-"""Functions that draw random numbers, read what may have changed, or change something; and classes."""
-_BLANK: Final = frozenset({"zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like"})
-"""Functions that make room, which the program then fills."""
-_OF_NUMBERS: Final = frozenset(
-    {"arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "zeros", "ones", "full", "range"}
+"""Functions of torch and NumPy that make something of numbers, which no parameter and no module can be."""
+_ROOM: Final = frozenset({"zeros", "ones", "full", "zeros_like", "ones_like", "full_like"})
+"""Functions that make room, which takes little time, and which programs fill."""
+_COMPUTE: Final = frozenset(
+    {
+        *("tril", "triu", "exp", "log", "sqrt", "rsqrt", "pow", "sin", "cos", "tanh", "sigmoid", "relu", "softmax"),
+        *("abs", "square", "clamp", "clip", "sum", "mean", "prod", "cumsum", "cumprod", "amax", "amin", "norm"),
+        *("normalize", "std", "matmul", "mm", "bmm", "outer", "einsum", "cdist", "inverse", "inv", "pinv", "svd"),
+        *("eigh", "matrix_power", "dot", "cat", "stack", "concatenate", "meshgrid", "where", "maximum", "minimum"),
+        *("masked_fill", "repeat_interleave", "kron", "diag", "diag_embed", "repeat", "tile", "roll", "flip"),
+        *("one_hot", "pad", "interpolate", "remainder", "floor", "ceil", "round", "add", "sub", "mul", "div", "neg"),
+        *("reciprocal", "tensor", "array", "logical_not", "logical_and", "logical_or", "clone", "fft", "rfft"),
+    }
 )
-"""Functions that are given no parameters and no modules, but numbers."""
+"""Functions, and methods of a tensor, whose result is new, and depends on their arguments alone."""
+_VIEWS: Final = frozenset(
+    {
+        *("to", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as", "contiguous", "cpu", "cuda"),
+        *("t", "view", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "transpose", "permute", "flatten"),
+        *("astype", "from_numpy", "as_tensor", "asarray", "diagonal", "chunk", "split", "unfold", "narrow"),
+    }
+)
+"""Those whose result may share its memory with what it is made of."""
 _OF_A_TENSOR: Final = frozenset({"shape", "device", "dtype", "ndim"})
 """Attributes that its values have no part in."""
-_SHAPES: Final = frozenset({"size", "dim", "numel", "len", "isinstance"})
-"""Functions and methods that give such."""
-_VIEWS: Final = frozenset({"T", "mT", "H", "mH", "real", "imag"})
-_BUILTINS: Final = frozenset({"int", "float", "bool", "range", "min", "max", "abs", "round", "sum", "tuple", "list"})
+_WHERE: Final = frozenset({"device", "dtype"})
+"""Those that do not change at all."""
+_SHAPES: Final = frozenset({"size", "dim", "numel"})
+"""Methods that give such."""
+_TRANSPOSED: Final = frozenset({"T", "mT"})
+_SCALARS: Final = frozenset({"int", "float", "min", "max", "abs", "round", "range"})
+"""Builtin functions of numbers."""
+_REFUSED: Final = frozenset({"out", "generator", "requires_grad"})
+"""Arguments with which a function does something else."""
+_SHARES: Final = frozenset({"data", "detach"})
+"""What gives a buffer the memory of a parameter."""
+_OPAQUE: Final = frozenset({*("_buffers", "__dict__", "buffers", "named_buffers", "get_buffer"), *("setattr", "vars")})
+"""Names by which a file may change any buffer."""
 _BACKWARD: Final = frozenset({"backward", "manual_backward"})
 _MOST_DEPTH: Final = 6
 """Functions of the file that call each other and are followed."""
-_OF_PARTS: Final = (
-    *(ast.BinOp, ast.Compare, ast.UnaryOp, ast.BoolOp, ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.Starred),
-)
-"""Expressions that are the same if their parts are."""
 
 
-ALL: Final = ""
-"""Instead of the name of a function: all of a statement."""
-
-
-def constants_of(tree: ast.Module) -> dict[int, set[str]]:
-    """Return the lines of functions on which something is computed that is the same in every call, and which functions
-    of the file give it, or `ALL`.
+def constants_of(tree: ast.Module) -> dict[int, list[range]]:
+    """Return the lines of functions on which something is computed that is the same in every call, and for each the
+    lines of the functions of the file that compute it, or an empty range for all of a statement.
 
     Functions without arguments, and those with a loop that calls `backward`, are left out: they run once.
 
@@ -67,10 +79,11 @@ def constants_of(tree: ast.Module) -> dict[int, set[str]]:
         tree: of a file.
     """
     module = _Module(tree)
-    found: dict[int, set[str]] = {}
-    for function, of in module.functions():
-        for line, name in module.constants(function, of):
-            found.setdefault(line, set()).add(name)
+    found: dict[int, list[range]] = {}
+    for function, of in module.functions:
+        for statement, lines in module.constants(function, of):
+            for line in lines_of(statement):
+                found.setdefault(line, []).append(lines)
     return found
 
 
@@ -78,167 +91,228 @@ class _Module:
     """What a file says."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._top = {each.name: each for each in tree.body if isinstance(each, Function | ast.ClassDef)}
-        self._packages = {name for name, package in names_imported(tree) if package in _PACKAGES}
-        self._changed = frozenset(names_changed(tree))
+        nodes = list(ast.walk(tree))
+        self.parents = {child: parent for parent in nodes for child in ast.iter_child_nodes(parent)}
+        self.functions: list[tuple[Function, ast.ClassDef | None]] = []
+        for each in tree.body:
+            if isinstance(each, ast.ClassDef):
+                self.functions += [(method, each) for method in each.body if isinstance(method, Function)]
+            elif isinstance(each, Function):
+                self.functions.append((each, None))
+        names = [each for each in nodes if isinstance(each, ast.Name)]
+        self._defined = Counter(each.name for each in nodes if isinstance(each, Function | ast.ClassDef))
+        self._set = {each.id for each in names if _is_set(each)} | {
+            each.arg for each in nodes if isinstance(each, ast.arg)
+        }
+        self._texts = Counter(each.value for each in nodes if isinstance(each, ast.Constant))
+        self._attributes: dict[str, list[ast.Attribute]] = {}
+        for node in nodes:
+            if isinstance(node, ast.Attribute):
+                self._attributes.setdefault(node.attr, []).append(node)
+        self._packages = {name for name, package in _imports(nodes) if package in _PACKAGES} - self._set
+        self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
+        self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._following: list[Function] = []
         self._same: dict[Function, bool] = {}
-        self._attributes: dict[ast.ClassDef, tuple[Set[str], Set[str]]] = {}
-        sets = [(name, statement) for statement in statements(tree.body) for name in names_set(statement)]
-        times = [name for name, _ in sets]
-        self._globals: set[str] = set()
-        for name, statement in sets:
-            value = value_of(statement)
-            is_set_once = statement in tree.body and times.count(name) == 1 and name not in self._changed
-            if is_set_once and value is not None and self._is_made_of(value, self._globals):
-                self._globals.add(name)
 
-    def functions(self) -> Iterator[tuple[Function, ast.ClassDef | None]]:
-        """All functions of the module and methods of its classes, with their class."""
-        for each in self._top.values():
-            if isinstance(each, ast.ClassDef):
-                yield from ((method, each) for method in each.body if isinstance(method, Function))
-            else:
-                yield each, None
-
-    def constants(self, function: Function, of: ast.ClassDef | None) -> Iterator[tuple[int, str]]:
-        """The lines of a function on which it computes the same in every call, and by which functions."""
-        arguments = {each.arg for each in arguments_of(function)}
-        if arguments <= {"self"} or function.name == "__init__" or _is_special(function):
+    def constants(self, function: Function, of: ast.ClassDef | None) -> Iterator[tuple[ast.stmt, range]]:
+        """The statements of a function that compute the same in every call, and the lines of the functions that do."""
+        if function.name == "__init__" or _arguments(function) <= {"self"} or _is_special(function):
             return
-        body = _Body(self, function, of, arguments)
-        for statement in statements(function.body):
-            value = value_of(statement)
-            if value is not None and _gives_only(statement) and _computes(value) and body.stays(value):
-                yield from ((line, ALL) for line in lines_of(statement))
-            for call in () if value is None else calls_in(value):
-                if self._function(call.func, of) is not None and body.stays(call):
-                    yield from ((line, last_name(call)) for line in lines_of(statement))
+        scope = _Scope(self, function, of)
+        for statement in _statements(function.body):
+            if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return) and statement.value:
+                if scope.keeps_result(statement) and _computes(statement.value) and scope.stays(statement.value):
+                    yield statement, range(0)
+                for call in calls_in(statement.value):
+                    called = self.function_of(call, of)
+                    if called is not None and scope.stays(call):
+                        yield statement, lines_of(called)
 
-    def attributes(self, of: ast.ClassDef | None) -> tuple[Set[str], Set[str]]:
-        """Attributes of `self` that stay, and those that stay if they are numbers."""
-        if of is None:
-            return set(), set()
-        if of not in self._attributes:
-            found = [each for method in self._inits(of) for each in self._set_by(method)]
-            unsure = {name for name, is_sure in found if not is_sure} - self._changed
-            self._attributes[of] = {name for name, _ in found} - unsure - self._changed, unsure
-        return self._attributes[of]
+    # -- attributes
 
-    def _inits(self, of: ast.ClassDef) -> list[ast.FunctionDef]:
-        """`__init__` of a class, and of the classes of the module that it is derived from."""
-        classes = [of]
-        for each in classes:
-            above = [self._top.get(base.id) for base in each.bases if isinstance(base, ast.Name)]
-            classes += [base for base in above if isinstance(base, ast.ClassDef) and base not in classes]
-        methods = [method for each in classes for method in each.body if isinstance(method, ast.FunctionDef)]
-        return [method for method in methods if method.name == "__init__"]
+    def buffers(self, of: ast.ClassDef | None) -> set[str]:
+        """Buffers that `__init__` of a class always registers, and that the file only reads."""
+        if of is None or self._is_opaque:
+            return set()
+        if of not in self._buffers:
+            self._buffers[of] = set()  # if one is asked for on the way
+            inits = [each for each in of.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+            named = {name for init in inits for name in map(_registered, init.body) if name}
+            self._buffers[of] = {
+                name
+                for name in named
+                if self._texts[name] == 1 and all(map(self.is_read, self._attributes.get(name, ())))
+            }
+        return self._buffers[of]
 
-    def _set_by(self, method: ast.FunctionDef) -> Iterator[tuple[str, bool]]:
-        """Attributes that `__init__` sets, and whether they surely are no parameters and no modules."""
-        scalars = scalar_arguments(method)
-        known = {name for each in statements(method.body) for name in names_set(each)}
-        known = scalars | known.difference(each.arg for each in arguments_of(method))
-        for node in ast.walk(method):
-            match node:
-                case ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str(name)), *_]):
-                    yield name, True
-                case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=ast.Name(id=of)):
-                    yield name, of in scalars
-                case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=value):
-                    if self._is_made_of(value, known):
-                        yield name, True
-                case _:
-                    pass
-
-    def _is_made_of(self, value: ast.expr, names: Set[str]) -> bool:
-        """Whether a value is made of numbers by functions that give no parameter and no module."""
-        for node in ast.walk(value):
-            if isinstance(node, ast.Call) and not self._is_known(node) and last_name(node) not in _BUILTINS:
+    def is_number(self, node: ast.expr) -> bool:
+        """Whether it is an attribute that is set once: where a number is needed, it is no parameter."""
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                return not self._is_opaque and sum(map(_is_set, self._attributes[name])) == 1
+            case _:
                 return False
-            if isinstance(node, ast.keyword) and node.arg == "requires_grad":
+
+    # -- what is done with a tensor
+
+    def is_read(self, node: ast.expr) -> bool:
+        """Whether the place at which a tensor is used neither changes it nor gives it another name."""
+        parent = self.parents[node]
+        if isinstance(parent, ast.keyword):
+            parent = self.parents[parent]
+        match parent:
+            case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.Slice():
+                return True
+            case ast.Subscript(value=value, ctx=ast.Load()):
+                return value is not node or self.is_read(parent)
+            case ast.Tuple():
+                return isinstance(index := self.parents[parent], ast.Subscript) and index.slice is parent
+            case ast.Attribute(attr=name, ctx=ast.Load()):
+                call = self.parents[parent]
+                if isinstance(call, ast.Call) and call.func is parent:
+                    return name in _SHAPES or self._reads(call)
+                return name in _OF_A_TENSOR or (name in _TRANSPOSED and self.is_read(parent))
+            case ast.Call(func=ast.Name(id="len")):
+                return True
+            case ast.Call(func=function) if function is not node and self.is_of_package(function):
+                return self._reads(parent)
+            case ast.Call(func=function) if function is not node:
+                called = self.function_of(parent, self._class_of(parent))
+                if called is None or not self.gives_the_same(called):
+                    return False
+                return self._gives_new(called) or self.is_read(parent)
+            case _:
                 return False
-            if isinstance(node, ast.Name) and node.id not in names | self._packages | _BUILTINS:
-                return False
-        return True
 
-    def _is_known(self, call: ast.Call) -> bool:
-        """Whether it is a function of one of the packages, or a method, that gives the same for the same arguments."""
-        return isinstance(call.func, ast.Attribute) and not _VARIES.fullmatch(last_name(call))
+    def _reads(self, call: ast.Call) -> bool:
+        name = last_name(call)
+        is_new = name in _COMPUTE | _NUMBERS | _ROOM
+        return _is_plain(call) and (is_new or (name in _VIEWS and self.is_read(call)))
 
-    def is_fixed(self, name: str) -> bool:
-        """Whether a name of the module stays: a package, or what it sets once."""
-        return name in self._packages or name in self._globals
+    def _gives_new(self, function: Function) -> bool:
+        """Whether what a function returns shares its memory with no argument."""
+        returned = [each.value for each in _statements(function.body) if isinstance(each, ast.Return)]
+        return all(
+            isinstance(each, _Operation) or (isinstance(each, ast.Call) and last_name(each) in _COMPUTE)
+            for each in returned
+        )
 
-    def is_package(self, node: ast.expr) -> bool:
-        """Whether it is one of the packages, or what it has: `torch.nn.functional`, `torch.no_grad()`."""
-        while isinstance(node, ast.Attribute | ast.Call):
-            node = node.func if isinstance(node, ast.Call) else node.value
+    # -- functions
+
+    def _class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        at: ast.AST | None = node
+        while at is not None and not isinstance(at, ast.ClassDef):
+            at = self.parents.get(at)
+        return at
+
+    def is_of_package(self, node: ast.expr) -> bool:
+        """Whether it is one of the packages, or what it has: `torch.nn.functional.pad`."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
         return isinstance(node, ast.Name) and node.id in self._packages
 
-    def gives_the_same(self, called: ast.expr, of: ast.ClassDef | None) -> bool:
-        """Whether a function of the file gives the same in every call with the same arguments."""
-        function = self._function(called, of)
-        if function is None or function in self._following or len(self._following) >= _MOST_DEPTH:
+    def function_of(self, call: ast.Call, of: ast.ClassDef | None) -> Function | None:
+        """The function of the module, or method of a class of it, that is called, if the file has no other of its
+        name."""
+        match call.func:
+            case ast.Name(id=name):
+                within, is_set = None, name in self._set
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if of is not None:
+                within, is_set = of, any(map(_is_set, self._attributes[name]))
+            case _:
+                return None
+        if self._defined[name] != 1 or is_set:
+            return None
+        return next((each for each, its in self.functions if each.name == name and its is within), None)
+
+    def gives_the_same(self, function: Function) -> bool:
+        """Whether a function gives the same in every call with the same arguments, changes none, and is a plain
+        sequence of statements."""
+        if function in self._following or len(self._following) >= _MOST_DEPTH:
             return False
         if function not in self._same:
+            of = next(its for each, its in self.functions if each is function)
             self._following.append(function)
-            body = _Body(self, function, of, set())
-            self._same[function] = not _is_special(function) and all(map(body.is_the_same, statements(function.body)))
+            scope = _Scope(self, function, of, arguments_stay=True)
+            self._same[function] = (
+                not function.decorator_list
+                and all(map(scope.is_plain, function.body))
+                and all(map(scope.is_unchanged, _arguments(function) - {"self"}))
+            )
             self._following.pop()
         return self._same[function]
 
-    def _function(self, called: ast.expr, of: ast.ClassDef | None) -> Function | None:
-        """The function of the module, or method of a class of it, that is called."""
-        match called:
-            case ast.Name(id=name):
-                among: list[ast.stmt] = [*self._top.values()]
-            case ast.Attribute(value=ast.Name(id="self"), attr=name) if of is not None:
-                among = of.body
-            case _:
-                return None
-        return next((each for each in among if isinstance(each, Function) and each.name == name), None)
 
+class _Scope:
+    """Which names of a function stay the same."""
 
-class _Body:
-    """Which names of a function vary: its arguments, and all that is made of what varies."""
-
-    def __init__(self, module: _Module, function: Function, of: ast.ClassDef | None, varying: Set[str]) -> None:
-        """`varying`: its arguments, if they are not taken to stay."""
+    def __init__(
+        self, module: _Module, function: Function, of: ast.ClassDef | None, *, arguments_stay: bool = False
+    ) -> None:
+        """`arguments_stay`: they are taken to be the same in every call."""
         self._module = module
         self._of = of
-        self._sure, self._unsure = module.attributes(of)
-        self._varying = {*varying, "self"}
-        parts = list(statements(function.body))
-        self._made = {name for each in parts for name in names_set(each)}
-        self._local = self._made.union(each.arg for each in arguments_of(function))
-        while new := {name for each in parts for name in self._made_varying(each)} - self._varying:
-            self._varying |= new
+        self._set: dict[str, list[int]] = {}
+        self._read: dict[str, list[ast.Name]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name) and _is_set(node):
+                self._set.setdefault(node.id, []).append(node.lineno)
+            elif isinstance(node, ast.Name):
+                self._read.setdefault(node.id, []).append(node)
+        self._changed = {name for node in ast.walk(function) for name in _changed_by(node)}
+        self._arguments = _arguments(function) - {"self"}
+        self._numbers = set[str]()
+        self._staying = self._arguments | self._set.keys() if arguments_stay else set[str]()
+        self._at = 0  # the line of the statement that is looked at, if it is in no block; after that any
+        for statement in () if arguments_stay else function.body:
+            self._at = statement.lineno
+            if isinstance(statement, ast.Assign) and self.stays(statement.value):
+                self._add(statement)
+        self._at = sys.maxsize
 
-    def _made_varying(self, statement: ast.stmt) -> Iterator[str]:
-        value = statement.iter if isinstance(statement, ast.For) else value_of(statement)
-        if value is None or not self.stays(value):
-            yield from names_set(statement)
-        for name, method, values in names_filled(statement):
-            if _VARIES.fullmatch(method.removesuffix("_")) or not all(map(self.stays, values)):
-                yield name
+    def _add(self, statement: ast.Assign) -> None:
+        """Take the names that a statement gives a value which stays."""
+        is_number = self._is_of_numbers(statement.value)
+        nodes = [node for target in statement.targets for node in ast.walk(target)]
+        for name in [each.id for each in nodes if isinstance(each, ast.Name) and _is_set(each)]:
+            if len(self._set[name]) == 1 and (is_number or self.is_unchanged(name)):
+                self._staying.add(name)
+                self._numbers |= {name} if is_number else set()
 
-    def is_the_same(self, statement: ast.stmt) -> bool:
-        """Whether a statement of the function does the same in every call, and changes nothing outside of it."""
-        filled = [name for name, _, _ in names_filled(statement)]
-        if filled:
-            return all(name in self._made and name not in self._varying for name in filled)
+    def _is_of_numbers(self, value: ast.expr) -> bool:
+        """Whether a value that stays is a number, or a shape: nothing can change such an object."""
+        calls = {last_name(call) for call in calls_in(value)}
+        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        if any(isinstance(node, ast.List) for node in ast.walk(value)):
+            return False
+        return calls <= _SHAPES | _SCALARS | {"len"} and names <= self._arguments | self._numbers | _SCALARS | {"len"}
+
+    def is_unchanged(self, name: str) -> bool:
+        """Whether nothing changes the object that a name stands for, or gives it another name."""
+        reads = self._read.get(name, ())
+        return name not in self._changed and all(
+            self._module.is_read(node) or isinstance(self._module.parents[node], ast.Return) for node in reads
+        )
+
+    def keeps_result(self, statement: ast.stmt) -> bool:
+        """Whether a statement only gives its value to names that nothing changes, or returns it."""
+        if not isinstance(statement, ast.Assign):
+            return isinstance(statement, ast.Return)
+        targets = [each for to in statement.targets for each in (to.elts if isinstance(to, ast.Tuple) else [to])]
+        return all(isinstance(each, ast.Name) and each.id not in self._changed for each in targets)
+
+    def is_plain(self, statement: ast.stmt) -> bool:
+        """Whether a statement is one of a plain sequence: it does the same in every call, and changes nothing."""
         match statement:
-            case ast.Pass() | ast.Break() | ast.Continue() | ast.Raise() | ast.Return(value=None):
+            case ast.Expr(value=ast.Constant()):
                 return True
-            case ast.If(test=value) | ast.While(test=value) | ast.For(iter=value) | ast.Expr(value=value):
+            case ast.Return(value=value) if value is not None:
                 return self.stays(value)
-            case ast.With(items=items):
-                return all(self._module.is_package(item.context_expr) for item in items)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                return self.stays(value) and self.is_unchanged(name)
             case _:
-                given = value_of(statement)
-                is_local = any(names_set(statement)) or isinstance(statement, ast.Return)
-                return is_local and given is not None and self.stays(given)
+                return False
 
     def stays(self, node: ast.expr) -> bool:
         """Whether an expression is the same in every call."""
@@ -246,34 +320,108 @@ class _Body:
             case ast.Constant():
                 return True
             case ast.Name(id=name):
-                return name not in self._varying if name in self._local else self._module.is_fixed(name)
+                return name in self._staying
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                return name in self._module.buffers(self._of)
             case ast.Attribute(value=value, attr=name):
-                if name in _OF_A_TENSOR and not any(calls_in(value)):
+                if self._module.is_of_package(node) or (name in _WHERE and isinstance(value, ast.Name)):
                     return True
-                if isinstance(value, ast.Name) and value.id == "self":
-                    return name in self._sure
-                return (name in _VIEWS or self._module.is_package(value)) and self.stays(value)
+                return (name in _OF_A_TENSOR and self._is_argument(value)) or (
+                    name in _OF_A_TENSOR | _TRANSPOSED and self.stays(value)
+                )
             case ast.Call():
                 return self._gives_the_same(node)
-            case ast.IfExp(body=body, orelse=other):
-                return self.stays(body) and self.stays(other)
+            case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.Tuple() | ast.List() | ast.Subscript() | ast.Slice():
+                return all(self.stays(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
             case _:
-                return isinstance(node, _OF_PARTS) and all(map(self.stays, _parts(node)))
+                return False
+
+    def _is_argument(self, node: ast.expr) -> bool:
+        """Whether it is an argument of the function, as it was given."""
+        if not isinstance(node, ast.Name) or node.id not in self._arguments:
+            return False
+        return all(line > self._at for line in self._set.get(node.id, ()))
 
     def _gives_the_same(self, call: ast.Call) -> bool:
         name = last_name(call)
-        parts = [*call.args, *(each.value for each in call.keywords)]
         on = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if name in _SHAPES and not any(inner is not call for inner in calls_in(call)):
+        parts = [*call.args, *(each.value for each in call.keywords)]
+        if name == "len" and on is None and len(parts) == 1 and self._is_argument(parts[0]):
             return True
-        numbers = self._unsure if name in _OF_NUMBERS else set()
-        if not all(self.stays(part) or _attribute(part) in numbers for part in parts):
+        is_of_package = self._module.is_of_package(call.func)
+        takes_numbers = is_of_package and name in _NUMBERS | _ROOM
+        if not _is_plain(call) or not all(
+            self.stays(each) or (takes_numbers and self._module.is_number(each)) for each in parts
+        ):
             return False
-        if self._module.gives_the_same(call.func, self._of):
-            return True
-        if _VARIES.fullmatch(name) or any(each.arg in ("generator", "requires_grad") for each in call.keywords):
-            return False
-        return self.stays(on) if on else name in _BUILTINS
+        if is_of_package:
+            return name in _NUMBERS | _ROOM | _COMPUTE | _VIEWS or (isinstance(on, ast.Name) and on.id == "math")
+        called = self._module.function_of(call, self._of)
+        if called is not None:
+            return self._module.gives_the_same(called)
+        if on is None:
+            return name in _SCALARS | {"len"}
+        return (name in _SHAPES and self._is_argument(on)) or (name in _COMPUTE | _VIEWS | _SHAPES and self.stays(on))
+
+
+def _registered(statement: ast.stmt) -> str:
+    """The buffer that a statement registers, if it has memory of its own."""
+    match statement:
+        case ast.Expr(
+            value=ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str(name)), value, *_])
+        ):
+            shares = any(isinstance(node, ast.Attribute) and node.attr in _SHARES for node in ast.walk(value))
+            return "" if shares else name
+        case _:
+            return ""
+
+
+def _changed_by(node: ast.AST) -> Iterator[str]:
+    """Names of objects that a part of a function changes: `mask[0] = 1`, `mask.tril_()`, `out=mask`, `mask += 1`."""
+    match node:
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) | ast.Attribute(value=value, ctx=ast.Store()):
+            yield from _root(value)
+        case ast.Call(func=ast.Attribute(value=value, attr=method), args=args) if method.endswith("_"):
+            for each in (value, *args):
+                yield from _root(each)
+        case ast.keyword(arg="out", value=value) | ast.AugAssign(target=value):
+            yield from _root(value)
+        case _:
+            pass
+
+
+def _root(node: ast.AST) -> Iterator[str]:
+    """`mask` of `mask.data[0].view(-1)`."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+    """All statements of a body and of the blocks in it; not those of functions and classes in it."""
+    for part in body:
+        if isinstance(part, Function | ast.ClassDef):
+            continue
+        if isinstance(part, ast.stmt):
+            yield part
+        blocks = (ast.stmt, ast.ExceptHandler, ast.match_case)
+        yield from _statements(each for each in ast.iter_child_nodes(part) if isinstance(each, blocks))
+
+
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Names that imports give, and the packages that these are of."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules = [(each.asname, each.name.partition(".")[0]) for each in node.names]
+            yield from ((name or package, package) for name, package in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            package = node.module.partition(".")[0]
+            yield from ((each.asname or each.name, package) for each in node.names)
+
+
+def _arguments(function: Function) -> set[str]:
+    return {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
 
 
 def _is_special(function: Function) -> bool:
@@ -285,29 +433,18 @@ def _is_special(function: Function) -> bool:
     return any(last_name(call) in _BACKWARD for loop in loops for call in calls_in(loop))
 
 
-def _gives_only(statement: ast.stmt) -> bool:
-    """Whether a statement does no more with its value than give it to names, or return it."""
-    if isinstance(statement, ast.Assign | ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        return all(isinstance(each, ast.Name | ast.Tuple | ast.Attribute) for each in targets)
-    return isinstance(statement, ast.Return)
+def _is_plain(call: ast.Call) -> bool:
+    """Whether a call has none of the arguments with which a function does something else."""
+    return all(each.arg is not None and each.arg not in _REFUSED for each in call.keywords)
 
 
 def _computes(value: ast.expr) -> bool:
-    """Whether an expression does more than count things and make room."""
-    return any(last_name(call) not in _BLANK | _SHAPES | _BUILTINS for call in calls_in(value)) or any(
+    """Whether an expression does more than count things, make room, and name parts of it."""
+    cheap = _ROOM | _SHAPES | _SCALARS | _VIEWS | {"len"}
+    return any(last_name(call) not in cheap for call in calls_in(value)) or any(
         isinstance(node, ast.MatMult) for node in ast.walk(value)
     )
 
 
-def _parts(node: ast.expr) -> list[ast.expr]:
-    return [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
-
-
-def _attribute(node: ast.expr) -> str:
-    """`heads` of `self.heads`."""
-    match node:
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return name
-        case _:
-            return ""
+def _is_set(node: ast.Name | ast.Attribute) -> bool:
+    return not isinstance(node.ctx, ast.Load)

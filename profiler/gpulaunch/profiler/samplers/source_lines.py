@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.profiler.files import regular
-from gpulaunch.profiler.samplers.constants import ALL, constants_of
+from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
@@ -90,7 +90,7 @@ class _Source:
     is_read: bool = False
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     one_hot: set[int] = field(default_factory=set[int])
-    constants: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -143,15 +143,16 @@ class SourceLines:
         without those that cannot be replaced by one operation: see `loops.loops_of`."""
         return self._source(file).loops.get(line, ())
 
-    def is_constant(self, file: str, line: int, calls: str) -> bool:
+    def is_constant(self, file: str, line: int, within: tuple[str, int] | None) -> bool:
         """Whether a line computes the same in every call of its function.
 
         Args:
             file: as Python has it.
             line: where the frame is.
-            calls: the function of the program that it is in; empty: none.
+            within: file and line of the frame of the program that it calls; None: it calls none.
         """
-        return not {ALL, calls or ALL}.isdisjoint(self._source(file).constants.get(line, ()))
+        ranges = self._source(file).constants.get(line, ())
+        return any(not lines or (within is not None and within[0] == file and within[1] in lines) for lines in ranges)
 
     def makes_one_hot(self, file: str, line: int) -> bool:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
