@@ -13,6 +13,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +148,14 @@ def settings() -> None:
     """What torch is set to, before the program has its say and after."""
     before = torch.get_num_threads(), torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
     torch.set_num_threads(3)
-    tell({"before": before, "after": torch.get_num_threads()})
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as workers:  # as a DataLoader does
+        child = workers.submit(_threads_of_child).result()
+    tell({"before": before, "after": torch.get_num_threads(), "child": child})
+
+
+def _threads_of_child() -> int:
+    torch.set_num_threads(3)
+    return torch.get_num_threads()
 
 
 def freezes() -> None:

@@ -306,12 +306,12 @@ def test_ddp_gets_the_arguments_that_are_asked_for(run: Run) -> None:
 
 
 @pytest.mark.torch
-def test_torch_is_set_once_and_the_programs_later_settings_win(run: Run) -> None:
+def test_torch_is_set_once_and_the_program_does_not_change_its_threads_later(run: Run) -> None:
     asked = {"num_threads": 2, "cudnn_benchmark": True, "float32_matmul_precision": "high"}
     told, facts = run("settings", {"torch": asked})
     unset, refusing = run("settings", {"torch": {"num_threads": 0, "float32_matmul_precision": "exact"}})
 
-    assert (told["before"], told["after"]) == ([2, True, "high"], 3)
+    assert (told["before"], told["after"], told["child"]) == ([2, True, "high"], 2, 3)
     assert facts["changes"] == {
         "applied": {
             "torch num_threads": [1, 2],
@@ -320,7 +320,8 @@ def test_torch_is_set_once_and_the_programs_later_settings_win(run: Run) -> None
         },
         "refused": {},
     }
-    assert facts["torch_threads"] == 3
+    assert facts["torch_threads"] == 2
+    assert (unset["after"], unset["child"]) == (3, 3)
     assert unset["before"] == [1, False, "highest"]
     assert refusing["changes"]["applied"] == {}
     assert refusing["changes"]["refused"].keys() == {"torch num_threads", "torch float32_matmul_precision"}

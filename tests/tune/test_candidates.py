@@ -76,7 +76,7 @@ def test_an_iterable_dataset_gets_no_first_worker() -> None:
 
 def test_more_and_fewer_workers_than_now_are_tried_within_what_the_cores_can_use() -> None:
     seen = replace(STARVED, facts={"loaders": [WITH_WORKERS], "torch_threads": 2}, cores=4, ranks=2)
-    assert names(seen) == [workers(1), workers(4), "prefetch_factor=4"]
+    assert names(seen) == [workers(1), workers(4), "in_order=False", "prefetch_factor=4"]
 
 
 def test_workers_persist_where_epochs_begin_unless_the_program_tells_the_dataset_the_epoch() -> None:
@@ -112,7 +112,7 @@ def test_persistent_workers_are_tried_where_epochs_begin() -> None:
     assert "persistent_workers=True" not in names(replace(seen, epochs=0))
 
 
-def test_the_order_is_left_alone_unless_an_early_batch_blocks_others() -> None:
+def test_batches_out_of_order_come_first_where_an_early_one_blocks_others() -> None:
     seen = replace(STARVED, facts={"loaders": [WITH_WORKERS], "torch_threads": 4})
     blocked = {
         "rule": "dataloader-head-of-line",
@@ -122,8 +122,9 @@ def test_the_order_is_left_alone_unless_an_early_batch_blocks_others() -> None:
         "evidence": {},
     }
 
-    assert "in_order=False" not in names(seen)
+    assert "in_order=False" in names(seen)
     assert names(replace(seen, findings=[blocked]))[0] == "in_order=False"
+    assert "in_order=False" not in names(replace(STARVED, facts={"loaders": [LOADER], "torch_threads": 4}))
 
 
 def test_on_the_cpu_a_rank_gets_a_thread_for_each_of_its_cores() -> None:

@@ -156,7 +156,7 @@ def _loader_settings(seen: Seen) -> Iterator[Change]:
         if workers and waits:
             if not loader.get("persistent_workers") and seen.epochs and not loader.get("changes"):
                 yield change({"persistent_workers": True}, "dataloader-workers-restarted")
-            if loader.get("in_order", True) and any(f["rule"] == "dataloader-head-of-line" for f in seen.findings):
+            if loader.get("in_order", True):
                 yield change({"in_order": False}, "dataloader-head-of-line")
             if (loader.get("prefetch_factor") or PREFETCH) < _MORE <= seen.most_prepared // workers:
                 yield change({"prefetch_factor": _MORE})

@@ -81,8 +81,9 @@ def backward_repeated(window: Window) -> Iterator[Loss]:
                 "repeated_nodes_ratio": share,
             },
             f"{share:.0%} of backward goes again through what a pass before it has gone through (retain_graph=True, "
-            f"{passes:.0f} passes per step). Add the losses up, and call backward once: the gradients are the same. If "
-            "it is the state of a recurrent network that leads to earlier windows: hidden = hidden.detach().",
+            f"{passes:.0f} passes per step). Unless you need the gradients of each loss by themselves, add the losses "
+            "up and call backward once. If it is the state of a recurrent network that leads to earlier windows: "
+            "hidden = hidden.detach().",
             max(rank.backward, key=rank.backward.__getitem__, default=""),
         )
 

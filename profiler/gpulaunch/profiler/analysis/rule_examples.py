@@ -161,9 +161,9 @@ EXAMPLES: Final = {
         program="features = trunk(x)\nfor head, y in zip(heads, ys):\n"
         "    criterion(head(features), y).backward(retain_graph=True)",
         prints="60% of backward goes again through what a pass before it has gone through (retain_graph=True, 4 passes "
-        "per step). Add the losses up, and call backward once: the gradients are the same. If it is the state of a "
-        "recurrent network that leads to earlier windows: hidden = hidden.detach(). To verify: gpulaunch trace --steps "
-        "5 --rank 0.",
+        "per step). Unless you need the gradients of each loss by themselves, add the losses up and call backward "
+        "once. If it is the state of a recurrent network that leads to earlier windows: hidden = hidden.detach(). To "
+        "verify: gpulaunch trace --steps 5 --rank 0.",
         cure="loss = sum(criterion(head(features), y) for head, y in zip(heads, ys))\nloss.backward()",
     ),
     "embedding-gradient-dense": Example(

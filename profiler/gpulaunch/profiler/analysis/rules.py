@@ -252,10 +252,10 @@ RULES: Final = (
         "`retain_graph=True` are in the next one, and nothing has changed the gradients between the two.",
         costs="The share of nodes that an earlier pass had gone through, of backward. With a GPU, of two thirds of its "
         "busy time. An estimate.",
-        fix="Add the losses up, and call `backward` once: the gradients are the same. If the state of a recurrent "
-        "network leads to earlier windows, `hidden = hidden.detach()`.",
-        suppressed="The gradients are set to zero or taken away between the passes: the program wants those of each "
-        "loss by themselves; the gradients are computed with `create_graph=True`; the graph has 4,096 nodes or more; "
+        fix="Add the losses up, and call `backward` once, unless you need the gradients of each loss by themselves. If "
+        "the state of a recurrent network leads to earlier windows, `hidden = hidden.detach()`.",
+        suppressed="The gradients are set to zero or taken away between the passes, or parameters are frozen for one "
+        "of them; the gradients are computed with `create_graph=True`; the graph has 4,096 nodes or more; "
         "or the utilisation of the GPU is not known.",
         limits=(thresholds.LOST,),
     ),

@@ -1,7 +1,8 @@
 """Applies the change of a trial (`gpulaunch tune`) inside the rank, without touching the program.
 
 GPULAUNCH_TUNE holds it, see `asked`. Arguments are changed where the program constructs a DataLoader or a
-DistributedDataParallel; torch's settings are set once, so a program that sets them later wins.
+DistributedDataParallel; torch's settings are set once, so a program that sets them later wins, except for the number of
+threads: nearly all that set it do so later.
 
 The fact "changes" has what was applied, `{"train.py:41 num_workers": [old, new]}`, and what was refused, with the
 reason. A setting whose place the program has not reached is in neither. If a constructor raises because of a changed
@@ -61,6 +62,8 @@ class Changes:
             else:
                 if now == value:
                     self.applied({f"torch {name}": [before, now]})
+                    if name == "num_threads":
+                        self._keep_threads(torch, undo)
                 else:
                     self.refused({f"torch {name}": f"torch has set it to {now!r}"})
         if self._asked.ddp:
@@ -129,6 +132,17 @@ class Changes:
     def tap_ddp(self, torch: Any, original: Any) -> Callable[..., None]:
         """`DistributedDataParallel.__init__` with the arguments that are asked for."""
         return _tap_init(self, torch, original, lambda given: ("ddp", *known_arguments(self._asked.ddp, given)))
+
+    def _keep_threads(self, torch: Any, undo: Undo) -> None:
+        """Have no effect of `torch.set_num_threads` in the program; dataloader workers call it, too, for themselves."""
+        original = torch.set_num_threads
+
+        @functools.wraps(original)
+        def tapped_set_num_threads(threads: int) -> None:
+            if not self.is_here():
+                original(threads)
+
+        put(torch, "set_num_threads", tapped_set_num_threads, undo)
 
     def _freeze_after_a_step(self, probe: Probe, torch: Any, undo: Undo) -> None:
         """Have the collector frozen when the first step has ended: at once if an optimizer ends it, else up to a second

@@ -193,8 +193,10 @@ def tap_backward(probe: Probe, torch: Any, nodes: GraphNodes, original: Callable
         if is_compiling() or probe.thread == UNOBSERVED:
             return original(t_outputs, *args, **kwargs)
         around = _STEPPING
+        counts = False
         try:
             if nodes.left and kwargs.get("accumulate_grad", False) and get_ident() == probe.thread:
+                counts = True
                 began_ns = monotonic_ns()
                 nodes.count(t_outputs, keeps=args[1:3] == (True, False))  # retain_graph, create_graph
                 machine.overhead_ns += monotonic_ns() - began_ns
@@ -212,6 +214,8 @@ def tap_backward(probe: Probe, torch: Any, nodes: GraphNodes, original: Callable
         finally:
             try:
                 now_ns = monotonic_ns()
+                if counts:
+                    nodes.passed()
                 if get_ident() == probe.thread:
                     # `backward` accumulates gradients into parameters, `grad` does not.
                     if kwargs.get("accumulate_grad", False):

@@ -49,6 +49,7 @@ class GraphNodes:
         "_counted",
         "_failed",
         "_is_long",
+        "_keeps",
         "_pause_s",
         "_repeats",
         "_seconds",
@@ -62,6 +63,7 @@ class GraphNodes:
         self._torch = torch
         self._use = GradientUse(torch)
         self._repeats = Repeats()
+        self._keeps = False
         self._counted: list[int] = []
         self._pause_s = _PAUSE_S
         self._seconds = 0
@@ -87,6 +89,7 @@ class GraphNodes:
             self._counted.clear()
             self._use.begin()
             self._repeats.begin()
+            self._keeps = False
             self.left = PASSES
 
     def count(self, outputs: Sequence[Any], *, keeps: bool = False) -> None:
@@ -114,15 +117,26 @@ class GraphNodes:
             self._is_long, self.left = True, 0
             return
         self._counted.append(nodes)
+        self._keeps = self._keeps or keeps
         if keeps and len(self._counted) < MOST_KEPT:
             self.left = PASSES  # all of a step are read
         else:
-            self.left = 0 if nodes >= MANY_NODES else self.left - 1
+            self.left = 0 if nodes >= MANY_NODES and not self._keeps else self.left - 1
         if not self.left:
             mean = round(sum(self._counted) / len(self._counted))
             at_least = max(self._counted) >= MOST_NODES
             set_fact("graph", {"nodes": mean, "at_least": at_least, "repeated": self._repeats.share})
             set_fact("gradients", self._use.fact())
+
+    def passed(self) -> None:
+        """A pass that was counted is over."""
+        try:
+            with self._torch._C.DisableTorchFunction():
+                self._repeats.passed()
+        except Exception as error:
+            if raised_by_program(error):
+                raise
+            self._failed, self.left = repr(error), 0
 
 
 def graph_below(torch: Any, outputs: Sequence[Any], most: int = MOST_NODES) -> dict[Any, tuple[Any, ...]]:

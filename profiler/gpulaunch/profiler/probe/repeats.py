@@ -1,36 +1,38 @@
 """Finds what several backward passes of a step go through again: a graph that was kept with `retain_graph=True`.
 
-Each pass through the same nodes costs as much as the first one. One pass from the sum of the losses gives the same
-gradients, and a recurrent state that is detached needs none of the earlier ones. But a program may want the gradients
-of each loss by themselves: then it sets them to zero, or takes them away, between the passes, and nothing is counted.
+Each pass through the same nodes costs as much as the first one. One pass from the sum of the losses accumulates the
+same gradients, and a recurrent state that is detached needs none of the earlier ones. But a program may want the
+gradients of each loss by themselves: then it sets them to zero, or takes them away, between the passes, and nothing is
+counted. Nor is what goes through parameters that are frozen for one of the passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any, Final
 
-_MOST_LEAVES: Final = 64
-"""Parameters of a graph whose gradients are looked at."""
 _NUMBERED: Final = 1 << 63
 """Nodes that accumulate gradients have a sequence number above it, all the same one; those of operations count up."""
-_ANY: Final = -1
+
+_Gradient = tuple[int, int, int]
+"""Of a gradient its `id`, its memory and its version: they change if anything but a pass changes it."""
 
 
 class Repeats:
-    """The passes of one rank that are read in a row, and its nodes by their sequence numbers: nothing is kept alive.
+    """The passes of one rank that are read in a row, and its nodes by their sequence numbers: nothing is kept alive,
+    but the parameters during a pass.
 
     Only steps of the optimizer count whose passes were all read.
     """
 
-    __slots__ = ("_again", "_is_whole", "_kept", "_nodes", "_of_step", "_step", "_versions")
+    __slots__ = ("_again", "_gradients", "_is_whole", "_kept", "_leaves", "_nodes", "_of_step", "_step")
 
     def __init__(self) -> None:
         self._nodes = 0
         self._again = 0
         self._kept: set[int] = set()
-        self._versions: dict[int, int] = {}
+        self._gradients: dict[int, _Gradient] = {}
+        self._leaves: list[Any] = []
         self._step: int | None = None
         self._is_whole = False
         self._of_step = [0, 0]  # nodes of its passes so far, and those that an earlier one had gone through
@@ -41,7 +43,7 @@ class Repeats:
         self._forget()
 
     def add(self, graph: Mapping[Any, Any], *, keeps: bool, step: int) -> None:
-        """Read the graph of a pass, the whole of it.
+        """Read the graph of a pass that begins, the whole of it.
 
         Args:
             graph: its nodes, and those below each.
@@ -54,18 +56,24 @@ class Repeats:
                 self._again += self._of_step[1]
             self._is_whole, self._step, self._of_step = self._step is not None, step, [0, 0]
             self._forget()
-        numbers = {number for node in graph if (number := _number(node)) < _NUMBERED}
         variables = (getattr(node, "variable", None) for node, below in graph.items() if not below)
-        leaves = list(islice((each for each in variables if each is not None), _MOST_LEAVES))
-        if not all(self._accumulates(each) for each in leaves if id(each) in self._versions):
+        leaves = [each for each in variables if each is not None]
+        numbers = [number for node in graph if (number := _number(node)) < _NUMBERED]
+        is_sure = all(each.requires_grad for each in leaves) and len(set(numbers)) == len(numbers)
+        if not is_sure or not self._accumulates(leaves):
             self._forget()
         self._of_step[0] += len(numbers)
-        self._of_step[1] += len(numbers & self._kept)
-        if keeps:
-            self._kept |= numbers
-            self._versions.update((id(each), _version_after(each.grad)) for each in leaves)
+        self._of_step[1] += len(self._kept.intersection(numbers))
+        if keeps and is_sure:
+            self._kept.update(numbers)
+            self._leaves = leaves
         else:
             self._forget()
+
+    def passed(self) -> None:
+        """The pass is over."""
+        leaves, self._leaves = self._leaves, []
+        self._gradients.update((id(each), known) for each in leaves if (known := _known(each.grad)) is not None)
 
     @property
     def share(self) -> float:
@@ -74,12 +82,17 @@ class Repeats:
 
     def _forget(self) -> None:
         self._kept.clear()
-        self._versions.clear()
+        self._gradients.clear()
+        self._leaves = []
 
-    def _accumulates(self, variable: Any) -> bool:
-        """Whether nothing but the pass before has changed a gradient since then."""
-        gradient = variable.grad
-        return gradient is not None and self._versions[id(variable)] in (_ANY, int(gradient._version))
+    def _accumulates(self, leaves: list[Any]) -> bool:
+        """Whether the gradients are as the passes before have left them."""
+        known = [each for each in leaves if id(each) in self._gradients]
+        if not known or any(_known(each.grad) != self._gradients[id(each)] for each in known):
+            return False
+        smallest = min(known, key=lambda each: int(each.numel())).grad
+        # `gradient.data.zero_()` shows only in the values. Those of a GPU would have to be waited for.
+        return smallest.device.type != "cpu" or bool(smallest.any())
 
 
 def _number(node: Any) -> int:
@@ -88,6 +101,8 @@ def _number(node: Any) -> int:
     return int(number()) if callable(number) else _NUMBERED
 
 
-def _version_after(gradient: Any) -> int:
-    """The version of a gradient after the next pass; any if there is none yet: it becomes what the pass computes."""
-    return _ANY if gradient is None else int(gradient._version) + 1
+def _known(gradient: Any) -> _Gradient | None:
+    """None for one that is not known so: there is none, or it has no memory of its own."""
+    if gradient is None or type(gradient).__name__ not in ("Tensor", "Parameter") or gradient.is_sparse:
+        return None
+    return id(gradient), int(gradient.data_ptr()), int(gradient._version)
