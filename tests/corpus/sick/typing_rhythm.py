@@ -32,8 +32,8 @@ def main():
     model = Rhythm()
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
     sessions = torch.randn(400, WINDOW * WINDOWS + 1, 6)
-    began, warm, step, done = time.perf_counter(), None, 0, False
-    while not done:
+    began, warm, step = time.perf_counter(), None, 0
+    while True:
         session = sessions[torch.randint(0, 400, (64,))]
         hidden = torch.zeros(1, 64, 96)
         optimizer.zero_grad()
@@ -48,15 +48,14 @@ def main():
                 hidden = hidden.detach()
             else:
                 loss.backward(retain_graph=True)  # cause: backward-repeated
-            step += 1
-            now = time.perf_counter()
-            if warm is None and now - began > 2:
-                warm = step, now
-            if now - began > SECONDS:
-                done = True
-                break
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        step += 1
+        now = time.perf_counter()
+        if warm is None and now - began > 2:
+            warm = step, now
+        if now - began > SECONDS:
+            break
     print(f"step_ms {1000 * (now - warm[1]) / (step - warm[0]):.3f}", flush=True)
 
 

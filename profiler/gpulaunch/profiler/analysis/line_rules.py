@@ -76,16 +76,17 @@ _CURES: Final = (
             "rank may keep its own, or they are the same: DistributedDataParallel(..., broadcast_buffers=False)."
         ),
     ),
-    (
-        ONE_HOT,
-        (
-            "It makes a matrix of zeros with a one in each row, which a product then mostly multiplies by zero: look "
-            "the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too."
-        ),
-    ),
     (r".*\.empty_cache", "Do not empty the cache in the loop: the next step has to allocate the memory again."),
     (r"(?:queue|threading)\..*", "The training thread waits for another thread: let that run ahead, or start more."),
 )
+_IN_PLACE_OF_CALLS: Final = {
+    PYTHON: "This line computes in Python, or in C that keeps the GIL, on the training thread. If the step needs it, "
+    "compute it for all elements at once with NumPy or torch, or in another process; else every N steps.",
+    CONSTANT: "This line computes the same in every step: nothing that it uses changes, except for shapes. Compute it "
+    "once, in __init__ with register_buffer, or keep it for each shape.",
+    ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
+    "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
+}
 
 
 def logging_stall(window: Window) -> Iterator[Loss]:
@@ -293,16 +294,8 @@ def _waits(call: str) -> bool:
 
 
 def _cure(call: str) -> str:
-    if call == PYTHON:
-        return (
-            "This line computes in Python, or in C that keeps the GIL, on the training thread. If the step needs it, "
-            "compute it for all elements at once with NumPy or torch, or in another process; else every N steps."
-        )
-    if call == CONSTANT:
-        return (
-            "This line computes the same in every step: nothing that it uses changes, except "
-            "for shapes. Compute it once, in __init__ with register_buffer, or keep it for each shape."
-        )
+    if call in _IN_PLACE_OF_CALLS:
+        return _IN_PLACE_OF_CALLS[call]
     what = f"{call} runs" if call else "This line runs"
     cure = next((text for pattern, text in _CURES if re.fullmatch(pattern, call)), "")
     return f"{what} on the training thread outside of the model. " + (

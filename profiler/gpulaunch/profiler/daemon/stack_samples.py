@@ -90,7 +90,8 @@ class StackSamples:
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
         call = None if innermost is None or is_metric else self._outside_compute(innermost, phase, frames)
-        call = call or self._in_vain(phase, frames)
+        if call is None and not is_metric:
+            call = self._in_vain(phase, frames)
         saves = call is None and phase in _BETWEEN and in_save(frames)
         in_python = not saves and self._is_in_python(place, innermost, call, phase, frames, holds_gil)
         if recomputes(phase, frames):
