@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import functools
 import os
 import shutil
@@ -145,6 +146,8 @@ def view(user: User, request: pytest.FixtureRequest) -> Iterator[View]:
         directory = base / request.param
         (directory / "below").mkdir(parents=True)
         view = View(user, directory, user.call("upper_parent(sys.argv[1])", directory))
+        held = os.open(f"{view.upper_parent}/lock", os.O_RDWR)
+        fcntl.flock(held, fcntl.LOCK_EX)  # the process that has made it is gone: the next one would remove it
         view.own(directory / "kept.txt", "as it was\n")
         view.own(directory / "below" / "deep.txt", "deep\n")
         for path in (directory, directory / "below"):
@@ -155,6 +158,7 @@ def view(user: User, request: pytest.FixtureRequest) -> Iterator[View]:
         assert not is_mounted(base)
         scratch.discard(view.upper_parent)
         assert not os.path.lexists(view.upper_parent)
+        os.close(held)
     finally:
         shutil.rmtree(base)
 
