@@ -109,7 +109,8 @@ def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
     assert graph_fact() == {"nodes": round(9 + (PASSES + 1) / 2), "at_least": False, "repeated": 0.0}
 
 
-def test_one_graph_that_is_too_large_is_enough(account: Account) -> None:
+def test_one_graph_that_is_too_large_is_enough(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "thread_time_ns", lambda: 0)  # on a machine that is in use it may take too long
     nodes = GraphNodes(account, TORCH)
     nodes.look()
     nodes.count((Tensor(chain(MOST_NODES + 5)),))

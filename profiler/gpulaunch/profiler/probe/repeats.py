@@ -11,26 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-_NUMBERED: Final = 1 << 63
-"""Nodes that accumulate gradients have a sequence number above it, all the same one; those of operations count up."""
+_MARK: Final = "gpulaunch"
+"""In the metadata of the nodes of a kept graph: which passes have gone through it. It goes with the node."""
 
 _Gradient = tuple[int, int, int]
 """Of a gradient its `id`, its memory and its version: they change if anything but a pass changes it."""
 
 
 class Repeats:
-    """The passes of one rank that are read in a row, and its nodes by their sequence numbers: nothing is kept alive,
-    but the parameters during a pass.
+    """The passes of one rank that are read in a row. Nothing of them is kept alive, but the parameters during a pass.
 
     Only steps of the optimizer count whose passes were all read.
     """
 
-    __slots__ = ("_again", "_gradients", "_is_whole", "_kept", "_leaves", "_nodes", "_of_step", "_step")
+    __slots__ = ("_again", "_gradients", "_is_whole", "_leaves", "_mark", "_nodes", "_of_step", "_step")
 
     def __init__(self) -> None:
         self._nodes = 0
         self._again = 0
-        self._kept: set[int] = set()
+        self._mark = 0
         self._gradients: dict[int, _Gradient] = {}
         self._leaves: list[Any] = []
         self._step: int | None = None
@@ -58,14 +57,16 @@ class Repeats:
             self._forget()
         variables = (getattr(node, "variable", None) for node, below in graph.items() if not below)
         leaves = [each for each in variables if each is not None]
-        numbers = [number for node in graph if (number := _number(node)) < _NUMBERED]
-        is_sure = all(each.requires_grad for each in leaves) and len(set(numbers)) == len(numbers)
+        operations = [node for node, below in graph.items() if below]
+        is_sure = all(each.requires_grad for each in leaves)
         if not is_sure or not self._accumulates(leaves):
             self._forget()
-        self._of_step[0] += len(numbers)
-        self._of_step[1] += len(self._kept.intersection(numbers))
+        self._of_step[0] += len(operations)
+        if self._gradients:
+            self._of_step[1] += sum(_metadata(each).get(_MARK) == self._mark for each in operations)
         if keeps and is_sure:
-            self._kept.update(numbers)
+            for each in operations:
+                _metadata(each)[_MARK] = self._mark
             self._leaves = leaves
         else:
             self._forget()
@@ -81,7 +82,7 @@ class Repeats:
         return round(self._again / self._nodes, 3) if self._nodes else 0.0
 
     def _forget(self) -> None:
-        self._kept.clear()
+        self._mark += 1  # what has another one is not known any more
         self._gradients.clear()
         self._leaves = []
 
@@ -95,10 +96,10 @@ class Repeats:
         return smallest.device.type != "cpu" or bool(smallest.any())
 
 
-def _number(node: Any) -> int:
-    """The sequence number of a node; one that does not count if torch has none."""
-    number: Any = getattr(node, "_sequence_nr", None)
-    return int(number()) if callable(number) else _NUMBERED
+def _metadata(node: Any) -> dict[Any, Any]:
+    """What torch keeps with a node of a graph; of one that has no such thing nothing is kept."""
+    metadata: Any = getattr(node, "metadata", None)
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _known(gradient: Any) -> _Gradient | None:
