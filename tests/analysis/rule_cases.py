@@ -96,7 +96,6 @@ def watched_rank(**changes: Any) -> RankWindow:
 
 
 LOADER = {"file": "train.py", "line": 41}
-RECOMPUTES: dict[str, Any] = {"recomputing": 15, "backward": {"train.py:88": 18, "train.py:20": 1}}
 LINE = {"file": "train.py", "line": 88}
 WELL = window()
 
@@ -396,14 +395,6 @@ CASES: dict[str, Case] = {
             ),
         ),
         repaired=window(rank(gpu=None, samples=40, calling={"train.py:88": 1})),
-        saves_ms=75.0,
-        **LINE,
-    ),
-    "activations-recomputed": Case(
-        fault=window(rank(gpu=None, memory=memory(), samples=20, **RECOMPUTES)),
-        repaired=window(
-            rank(gpu=None, memory=memory(), samples=20, **RECOMPUTES), host=host(memory_available_bytes=9000 * MIB)
-        ),
         saves_ms=75.0,
         **LINE,
     ),

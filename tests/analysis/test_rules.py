@@ -23,7 +23,7 @@ IDS = (
     *("frequent-validation", "dataloader-workers-restarted", "float64-parameters", "small-collectives"),
     *("reduced-in-accumulation", "dataloader-pinned-workers", "dataloader-lock"),
     *("padded-batches", "gradients-unused", "embedding-gradient-dense", "backward-repeated"),
-    *("gil-contention", "activations-recomputed"),
+    "gil-contention",
     *("small-operations-loop", "omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
 )
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"

@@ -356,15 +356,3 @@ def test_a_one_hot_matrix_is_told_where_its_line_is_what_computes(tmp_path: Path
 
     assert samples.tally.calling == {(0, f"{program}:2"): 2}
     assert samples.tally.calls == {(0, f"{program}:2"): "one_hot"}
-
-
-def test_what_backward_computes_again_is_counted(program: str) -> None:
-    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
-    engine = Frame("_engine_run_backward", f"{PACKAGES}/torch/autograd/graph.py", 800)
-    again = Frame("unpack_hook", f"{PACKAGES}/torch/utils/checkpoint.py", 1120)
-    linear = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
-    trainer = Frame("Trainer.train", f"{PACKAGES}/transformers/trainer.py", 1576)
-    for phase, below in (("backward", [linear, again, engine]), ("backward", [engine]), ("forward", [linear, again])):
-        samples.add(place, phase, [*below, trainer, Frame("<module>", program, 7)])
-
-    assert samples.tally.recomputing == {0: 1}

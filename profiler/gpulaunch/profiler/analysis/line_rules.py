@@ -15,7 +15,6 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
-from gpulaunch.profiler.analysis.memory_rules import host_room
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
@@ -23,7 +22,6 @@ from gpulaunch.profiler.analysis.thresholds import (
     LOOP_SHARE,
     LOST,
     LOST_MEASURED,
-    MEMORY_TO_SPARE,
     NODE_OVERHEAD_US,
     NODE_US,
     SAMPLED_ERROR,
@@ -126,27 +124,6 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 evidence={**found.evidence, **idle, **({"call": call} if call else {})},
                 advice=_cure(call),
             )
-
-
-def activations_recomputed(window: Window) -> Iterator[Loss]:
-    """Backward computes parts of the forward pass again to save memory, of which there is plenty."""
-    room_bytes = host_room(window.host)
-    for rank in window.over.ranks:
-        used_bytes = rank.memory[-1].trainer_bytes if rank.memory else None
-        if rank.gpu is not None or room_bytes is None or not used_bytes:
-            continue
-        if room_bytes < MEMORY_TO_SPARE.value * used_bytes * len(window.ranks):
-            continue
-        at = max(rank.backward, key=rank.backward.__getitem__, default="?:0")
-        for found in _sampled(rank, {at: rank.recomputing}, "samples_recomputing"):
-            if found.seconds_per_step >= LOST.value * rank.step_s:
-                yield replace(
-                    found,
-                    evidence={**found.evidence, "used_bytes": float(used_bytes), "free_bytes": float(room_bytes)},
-                    advice="Switch activation checkpointing off (gradient_checkpointing, torch.utils.checkpoint), or "
-                    f"use it for fewer layers: backward computes them again to save memory, and {room_bytes >> 30} GiB "
-                    f"are free, with {used_bytes / 2**30:.1f} GiB in use per rank.",
-                )
 
 
 def small_operations_loop(window: Window) -> Iterator[Loss]:

@@ -244,14 +244,6 @@ EXAMPLES: Final = {
         "the weights, update it in place every few steps.",
         cure="    if step % 500 == 0 and loss < lowest:\n        best = copy.deepcopy(model)",
     ),
-    "activations-recomputed": Example(
-        program="model = AutoModelForSequenceClassification.from_pretrained(small)\n"
-        "args = TrainingArguments(gradient_checkpointing=True, ...)\nTrainer(model, args, train_dataset=texts).train()",
-        prints="Switch activation checkpointing off (gradient_checkpointing, torch.utils.checkpoint), or use it for "
-        "fewer layers: backward computes them again to save memory, and 390 GiB are free, with 2.0 GiB in use per "
-        "rank.",
-        cure="args = TrainingArguments(gradient_checkpointing=False, ...)",
-    ),
     "small-operations-loop": Example(
         program="for anchor, person in zip(faces, people):\n"
         "    distance = (faces - anchor).square().sum(1)\n"

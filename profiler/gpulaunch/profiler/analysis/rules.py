@@ -416,17 +416,6 @@ RULES: Final = (
         ),
     ),
     Rule(
-        id="activations-recomputed",
-        judge=line_rules.activations_recomputed,
-        problem="Backward computes parts of the forward pass again to save memory, of which there is plenty.",
-        evidence="Samples of the training thread's stack are in `torch.utils.checkpoint` in the phase backward.",
-        costs="The step, times the share of these samples among those of its steps.",
-        fix="`gradient_checkpointing=False`, no `torch.utils.checkpoint`, or both for the largest layers only.",
-        suppressed="The ranks use more than an eighth of the memory that is free: without it they might not fit; or a "
-        "rank has a GPU, whose time for it is not known.",
-        limits=(thresholds.LOST, thresholds.MEMORY_TO_SPARE, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE),
-    ),
-    Rule(
         id="small-operations-loop",
         judge=line_rules.small_operations_loop,
         problem="A loop of Python inside the training step computes element by element.",

@@ -56,7 +56,6 @@ class Tally:
         self._stepping = Counter[RankLoop]()
         self._indexing = Counter[int]()
         self._saving = Counter[int]()
-        self._recomputing = Counter[int]()
         self._spanning: set[RankLine] = set()
         self._elsewhere = Counter[int]()
         self._fetches = Counter[int]()
@@ -77,7 +76,6 @@ class Tally:
         calls: str = "",
         spans_steps: bool = False,
         saves: bool = False,
-        recomputes: bool = False,
     ) -> None:
         """Count a sample of a rank's main thread.
 
@@ -90,14 +88,12 @@ class Tally:
             spans_steps: that call contains the training loop, so it is none of a step.
             saves: the thread is in a function that saves checkpoints, outside of the phase that is measured, and in no
                 line above.
-            recomputes: the thread computes activations again in backward.
         """
         if phase == "startup":  # before the first step, part of none
             return
         self._samples[rank] += 1
         self._before_backward[rank, phase == "forward"] += phase in _BEFORE_BACKWARD
         self._saving[rank] += saves
-        self._recomputing[rank] += recomputes
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
             count_up_to(self._logged, (rank, logs), _MOST_LOGGING)
         elif at and spans_steps:
@@ -257,11 +253,6 @@ class Tally:
     def saving(self) -> Mapping[int, int]:
         """Those that save a checkpoint outside of the phase that is measured, by rank."""
         return dict(self._saving)
-
-    @property
-    def recomputing(self) -> Mapping[int, int]:
-        """Those that compute activations again in backward, by rank."""
-        return dict(self._recomputing)
 
     @property
     def gil_waits(self) -> Mapping[HolderLine, int]:

@@ -60,7 +60,6 @@ class Findings:
                 loop_ends=tally.loop_ends,
                 indexing=tally.indexing,
                 saving=tally.saving,
-                recomputing=tally.recomputing,
                 gil_waits=tally.gil_waits,
                 thread_waits=tally.thread_waits,
                 backward=tally.backward,

@@ -29,7 +29,6 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     lines_of_program,
     loops_may_be_in,
     of_metrics,
-    recomputes,
     spans_steps,
     trains_elsewhere,
     waits_for_lock,
@@ -94,9 +93,7 @@ class StackSamples:
             call = self._in_vain(phase, frames)
         saves = call is None and phase in _BETWEEN and in_save(frames)
         in_python = not saves and self._is_in_python(place, innermost, call, phase, frames, holds_gil)
-        if recomputes(phase, frames):
-            self.tally.add(place.rank, phase, recomputes=True)
-        elif call is None:
+        if call is None:
             self.tally.add(place.rank, phase, saves=saves)
             if not saves and not in_python:
                 self._add_loops(place, phase, frames)

@@ -71,7 +71,6 @@ _COMPILED: Final = re.compile(r".*/torch/(?:_dynamo|_functorch|_inductor|_librar
 _LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
 """Modules without parameters: a loop that calls one for each sample is no loop over layers."""
 _BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
-_CHECKPOINT: Final = "/torch/utils/checkpoint.py"
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_index|sampler\.py \S*)$")
 """Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
@@ -194,16 +193,6 @@ def around_backward(frames: Sequence[Frame]) -> list[Frame]:
     """
     engine = max((depth for depth, frame in enumerate(frames) if _BACKWARD.search(frame.file)), default=len(frames))
     return [frame for frame in frames[engine:] if _origin(frame.file)[0] == "program"]
-
-
-def recomputes(phase: str, frames: Sequence[Frame]) -> bool:
-    """Whether a stack is in a part of the forward pass that backward computes again, to save memory.
-
-    Args:
-        phase: of `samplers.phases`.
-        frames: the deepest first.
-    """
-    return phase == "backward" and any(frame.file.endswith(_CHECKPOINT) for frame in frames)
 
 
 def in_sampler(frames: Sequence[Frame]) -> bool:
