@@ -27,7 +27,7 @@ _WITHOUT_WORKERS: Final = {
     "persistent_workers": IfGiven(False),
     "timeout": IfGiven(0),
 }
-"""Of DataLoader, which raises with other values if it has no workers."""
+"""Of DataLoader, which raises with other values if it has no workers; the probe sets the same in a trial."""
 _OF_TORCH: Final[Mapping[str, str]] = {
     "num_threads": "torch.set_num_threads({value}), or OMP_NUM_THREADS={value} in the environment",
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = {value}",

@@ -116,7 +116,7 @@ def _reductions(rank: RankWindow, lost_s: float, evidence: Mapping[str, float], 
             confidence=DERIVED,
             evidence={"step_seconds": rank.step_s, **evidence},
             advice=advice,
-            place=place_of(max(rank.backward, key=rank.backward.__getitem__, default="")),
+            place=place_of(rank.backward_line),
         )
 
 

@@ -84,7 +84,7 @@ def backward_repeated(window: Window) -> Iterator[Loss]:
             f"{passes:.0f} passes per step). Unless you need the gradients of each loss by themselves, add the losses "
             "up and call backward once. If it is the state of a recurrent network that leads to earlier windows: "
             "hidden = hidden.detach().",
-            max(rank.backward, key=rank.backward.__getitem__, default=""),
+            rank.backward_line,
         )
 
 

@@ -104,7 +104,6 @@ def slow_transform(window: Window) -> Iterator[Loss]:
         elif rank.workers is not None:
             collate_share = rank.workers.collate_ns / rank.workers.wall_ns
             what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
-            line, evidence = _slow_line(window.over.ranks)
             cores = "No core is free for more workers."
             if plan is not None:
                 saved_ms = 1e3 * (supply.step_s - plan[1])
@@ -117,7 +116,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
                 f"or use the GPU. {cores}",
                 collate_ratio=collate_share,
             )
-            yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+            yield _at_slow_line(loss, window.over.ranks)
 
 
 def _is_transform(supply: LoaderModel, step_s: float) -> bool:
@@ -142,6 +141,12 @@ def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, flo
     return place_of(line), {"line_ratio": count / fetches, **({"call": call} if call else {})}
 
 
+def _at_slow_line(loss: Loss, ranks: Sequence[RankWindow]) -> Loss:
+    """The same at the line that holds most of the fetches of some ranks, if one does."""
+    line, evidence = _slow_line(ranks)
+    return replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+
+
 def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> Iterator[Loss]:
     """The training thread prepares the batches itself. A bound: even a cheaper transform would not be overlapped."""
     if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
@@ -149,7 +154,6 @@ def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> 
     if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
         has_core = not supply.is_crowded and supply.workers_fitting(num_ranks) >= 1
         why = "handing them over from a worker takes nearly as long" if has_core else "no core is free for a worker"
-        line, evidence = _slow_line((rank,))
         loss = _loss(
             rank,
             supply,
@@ -159,7 +163,7 @@ def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> 
             f"use the GPU. The training thread fetches every batch itself (num_workers=0), and {why}.",
             computing_ratio=computes_share,
         )
-        yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+        yield _at_slow_line(loss, (rank,))
 
 
 def head_of_line(window: Window) -> Iterator[Loss]:
@@ -226,7 +230,6 @@ def locked_workers(window: Window) -> Iterator[Loss]:
             supply.step_with(supply.workers, fetch_s=supply.fetch_s * (1.0 - locked_share)) if supply.workers else 0.0
         )
         if supply.workers and locked_share >= HOLDS_FETCHES.value and _lost(supply, step_s):
-            line, evidence = _slow_line((rank,))
             loss = _loss(
                 rank,
                 supply,
@@ -236,7 +239,7 @@ def locked_workers(window: Window) -> Iterator[Loss]:
                 "worker_init_fn. More workers would wait for the same lock.",
                 locked_ratio=locked_share,
             )
-            yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+            yield _at_slow_line(loss, (rank,))
 
 
 def _locked_share(rank: RankWindow) -> float:

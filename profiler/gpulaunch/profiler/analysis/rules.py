@@ -397,9 +397,9 @@ RULES: Final = (
         problem="A line of the program holds a part of every step, outside of the model's compute.",
         evidence="Samples of the training thread's stack show a line in a call of Python's library or a package (what "
         "is written in C is read in the source), in a function of the program that its loop calls after `backward`, in "
-        "what is the same in every step by the source (it uses shapes, numbers, and attributes that only `__init__` "
-        "sets), or always with the GIL: torch releases it for each of its operations, so that line computes in Python, "
-        "or in C that keeps it. The evidence names the call.",
+        "what is the same in every step by the source (it uses shapes, numbers, and buffers that nothing in its file "
+        "changes), or always with the GIL: torch releases it for each of its operations, so that line computes in "
+        "Python, or in C that keeps it. The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time. "
         "A bound, if the line computes with tensors or in Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "

@@ -184,6 +184,11 @@ class RankWindow:
         """Convert nanoseconds of the window to seconds per step."""
         return ns / 1e9 / self.steps if self.steps else 0.0
 
+    @property
+    def backward_line(self) -> str:
+        """The program's line that most backward passes are called from; empty: none was sampled."""
+        return max(self.backward, key=self.backward.__getitem__, default="")
+
     def phase_s(self, phase: str) -> float:
         """Seconds per step of a phase."""
         return self.per_step_s(self.phase_ns.get(phase, 0))

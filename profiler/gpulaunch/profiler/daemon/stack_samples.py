@@ -103,11 +103,8 @@ class StackSamples:
 
     def add_worker(self, place: RankPlace, frames: Sequence[Frame]) -> None:
         """Take a sample of what may fetch a batch for a rank, the deepest frame first; outside of that, none counts."""
-        if (fetch := below_fetch(frames)) is not None:
-            self._add_fetch(place, fetch)
-
-    def _add_fetch(self, place: RankPlace, fetch: Sequence[Frame]) -> None:
-        """Take the frames of a dataset or of what collates, the deepest first."""
+        if (fetch := below_fetch(frames)) is None:
+            return
         lines = lines_of_program(fetch)
         if (inner := call_of(fetch)) is not None:
             in_c = self._sources.call(inner.file, inner.line)

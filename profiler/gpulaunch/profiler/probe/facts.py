@@ -12,7 +12,8 @@
                   reduces in a step; or null
     fsdp          how often FSDP reduces in a step of the optimizer, how long that takes (seconds), and its gathers of
                   parameters for each of a unit's reductions; not on a GPU
-    graph         nodes: of the autograd graph of a backward pass, the mean of some; at_least: one had too many to count
+    graph         nodes: of the autograd graph of a backward pass, the mean of some; at_least: one had too many;
+                  repeated: the share that a pass before it had gone through, see `probe.repeats`
     gradients     of the same passes: what is computed for nothing, see `probe.gradients`; null if that is not known
     padding       of batches of token sequences, see `probe.padding`
     losses        with GPULAUNCH_TRIAL only: the mean of each four losses in turn; null: not finite

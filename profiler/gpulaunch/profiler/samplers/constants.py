@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of
+from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, imported_names, last_name, lines_of
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Operation = ast.BinOp | ast.UnaryOp | ast.Compare
 
 _PACKAGES: Final = frozenset({"torch", "numpy", "math"})
@@ -64,7 +63,6 @@ _SHARES: Final = frozenset({"data", "detach"})
 """What gives a buffer the memory of a parameter."""
 _OPAQUE: Final = frozenset({*("_buffers", "__dict__", "buffers", "named_buffers", "get_buffer"), *("setattr", "vars")})
 """Names by which a file may change any buffer."""
-_BACKWARD: Final = frozenset({"backward", "manual_backward"})
 _MOST_DEPTH: Final = 6
 """Functions of the file that call each other and are followed."""
 
@@ -109,7 +107,8 @@ class _Module:
         for node in nodes:
             if isinstance(node, ast.Attribute):
                 self._attributes.setdefault(node.attr, []).append(node)
-        self._packages = {name for name, package in _imports(nodes) if package in _PACKAGES} - self._set
+        imported = imported_names(tree).items()
+        self._packages = {name for name, of in imported if of.partition(".")[0] in _PACKAGES} - self._set
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._following: list[Function] = []
@@ -409,17 +408,6 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
         yield from _statements(each for each in ast.iter_child_nodes(part) if isinstance(each, blocks))
 
 
-def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Names that imports give, and the packages that these are of."""
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            modules = [(each.asname, each.name.partition(".")[0]) for each in node.names]
-            yield from ((name or package, package) for name, package in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            package = node.module.partition(".")[0]
-            yield from ((each.asname or each.name, package) for each in node.names)
-
-
 def _arguments(function: Function) -> set[str]:
     return {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
 
@@ -430,7 +418,7 @@ def _is_special(function: Function) -> bool:
     if isinstance(function, ast.AsyncFunctionDef) or any(isinstance(node, kinds) for node in ast.walk(function)):
         return True
     loops = (node for node in ast.walk(function) if isinstance(node, ast.For | ast.While))
-    return any(last_name(call) in _BACKWARD for loop in loops for call in calls_in(loop))
+    return any(last_name(call) in BACKWARD for loop in loops for call in calls_in(loop))
 
 
 def _is_plain(call: ast.Call) -> bool:

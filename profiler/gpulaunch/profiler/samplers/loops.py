@@ -15,9 +15,11 @@ from typing import Final
 
 from gpulaunch.profiler.samplers.loop_turns import Loop, parts_of, turns_need_each_other
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Scope = _Function | ast.ClassDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Scope = Function | ast.ClassDef
 
+BACKWARD: Final = frozenset({"backward", "manual_backward"})
+"""Functions that run a backward pass."""
 _MOST_NODES: Final = 2000
 """Of the tree of a loop: longer ones are not read."""
 _FEW: Final = 9
@@ -63,7 +65,7 @@ def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int,
         elif isinstance(node, ast.Starred):
             taken.add(id(node.value))
         if isinstance(node, _Scope):
-            around, counts = (), not isinstance(node, _Function) or not _hands_out(node)
+            around, counts = (), not isinstance(node, Function) or not _hands_out(node)
             found.update(dict.fromkeys(lines_of(node), around))
         elif isinstance(node, Loop | ast.Call) and counts and _is_told(node, id(node) in taken, makes_steps):
             around = (*around, lines_of(node))
@@ -88,7 +90,7 @@ def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
-def _hands_out(function: _Function) -> bool:
+def _hands_out(function: Function) -> bool:
     """Whether it is a generator, such as one of batches, or waits for other tasks."""
     if isinstance(function, ast.AsyncFunctionDef):
         return True
@@ -169,6 +171,17 @@ def _name(node: ast.AST) -> str:
             return name
         case _:
             return ""
+
+
+def imported_names(tree: ast.Module) -> dict[str, str]:
+    """Names that an import of the file gives, and what they are names of."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update({each.asname or each.name.partition(".")[0]: each.name for each in node.names})
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names.update({each.asname or each.name: f"{node.module}.{each.name}" for each in node.names})
+    return names
 
 
 def last_name(call: ast.Call) -> str:

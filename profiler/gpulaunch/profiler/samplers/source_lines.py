@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
-from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, loops_of
+from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
 _MOST_BYTES: Final = 1 << 17
@@ -66,7 +66,6 @@ _OF_A_STEP: Final = frozenset(
 _WAITS: Final = frozenset({"item", "to"})
 """Methods that wait for the GPU, often of an argument of a call that takes time itself: `log(loss.item())`."""
 _FLOATS: Final = frozenset({"float", "half", "bfloat16", "double", "to", "type", "type_as"})
-_BACKWARD: Final = frozenset({"backward", "manual_backward"})
 _NOT_TOLD: Final = frozenset(
     {"torch", "torchvision", "__future__", "gc", "time", "math", "operator", "functools", "itertools", "sys"}
 )
@@ -185,7 +184,7 @@ def _read(file: str, until_s: float) -> _Source:
         return source
     source.is_read = True
     steps = set(_steps(tree))
-    everything = _imported(tree)
+    everything = imported_names(tree)
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
@@ -229,17 +228,6 @@ def _makes_one_hot(statement: ast.stmt) -> bool:
 def _is_foreign(called: str) -> bool:
     """Whether a function that a file imports is neither of Python's library nor of a package without tensors."""
     return called != "" and not _is_on_host(called)
-
-
-def _imported(tree: ast.Module) -> dict[str, str]:
-    """Names that an import of the file gives, and what they are names of."""
-    names: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update({each.asname or each.name.partition(".")[0]: each.name for each in node.names})
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            names.update({each.asname or each.name: f"{node.module}.{each.name}" for each in node.names})
-    return names
 
 
 def _only_call(statement: ast.stmt) -> ast.Call | None:
@@ -340,11 +328,11 @@ def _steps(tree: ast.Module) -> Iterator[str]:
 
 
 def _makes_step(call: ast.Call, steps: Set[str]) -> bool:
-    return _method(call) in _BACKWARD or (bool(steps) and ast.unparse(call.func) in steps)
+    return _method(call) in BACKWARD or (bool(steps) and ast.unparse(call.func) in steps)
 
 
 def _calls_backward(node: ast.AST) -> bool:
-    return any(_method(call) in _BACKWARD for call in calls_in(node))
+    return any(_method(call) in BACKWARD for call in calls_in(node))
 
 
 def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
