@@ -96,6 +96,19 @@ def watched_rank(**changes: Any) -> RankWindow:
 
 
 LOADER = {"file": "train.py", "line": 41}
+
+
+def searching(*, in_vain: bool) -> dict[str, Any]:
+    """What a rank knows of a large model of DDP that searches for unused parameters."""
+    return {
+        "modules": 1,
+        "reductions_per_step": 1,
+        "num_parameter_tensors": 2000,
+        "site": "train.py:88",
+        "searched_in_vain": in_vain,
+    }
+
+
 LINE = {"file": "train.py", "line": 88}
 WELL = window()
 
@@ -342,6 +355,12 @@ CASES: dict[str, Case] = {
             )
         ),
         saves_ms=30.0,
+        **LINE,
+    ),
+    "unused-parameters-searched": Case(
+        fault=window(rank(gpu=None, facts=facts(ddp=searching(in_vain=True)))),
+        repaired=window(rank(gpu=None, facts=facts(ddp=searching(in_vain=False)))),
+        saves_ms=0.5 + 2000 * 0.006,
         **LINE,
     ),
     "checkpoint-stall": Case(

@@ -21,7 +21,7 @@ IDS = (
     *("tensor-built-on-cpu", "dataparallel", "fp32-on-tensor-cores", "host-memory-growth", "gpu-memory-growth"),
     *("gpu-memory-fragmented", "shm-nearly-full", "straggler", "checkpoint-stall", "logging-stall", "hot-line"),
     *("frequent-validation", "dataloader-workers-restarted", "float64-parameters", "small-collectives"),
-    *("reduced-in-accumulation", "dataloader-pinned-workers", "dataloader-lock"),
+    *("reduced-in-accumulation", "unused-parameters-searched", "dataloader-pinned-workers", "dataloader-lock"),
     *("padded-batches", "gradients-unused", "embedding-gradient-dense", "backward-repeated"),
     "gil-contention",
     *("small-operations-loop", "omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),

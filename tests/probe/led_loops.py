@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import io
@@ -234,6 +235,34 @@ def ddp_accumulates() -> None:
             time.sleep(0.005)
 
     with_a_peer(loop, loop)
+
+
+def ddp_searches() -> None:
+    """250 steps with find_unused_parameters=True, in which both ranks use all parameters; or the other rank leaves a
+    layer out in each fiftieth step, if SKIPS is set."""
+    from gpulaunch.profiler.probe import observed
+
+    observed.LOOKS_EVERY_NS = 20_000_000  # type: ignore[misc]
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, *, skips: bool) -> torch.Tensor:
+            return self.body(x) if skips else self.head(self.body(x))
+
+    def loop(*, skips_some: bool = False) -> None:
+        model = nn.parallel.DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(250):
+            skips = skips_some and step % 50 == 10
+            LOSS(model(torch.randn(8, 8), skips=skips), torch.zeros(8, dtype=torch.long)).backward()
+            optimizer.step()
+            time.sleep(0.001)
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where torch warns that the first search was in vain
+    with_a_peer(loop, functools.partial(loop, skips_some=bool(os.environ["SKIPS"])))
 
 
 def taps_come_out() -> None:

@@ -245,6 +245,16 @@ def test_ddp_that_reduces_in_every_backward_is_told_so(run, tmp_path):
     assert (ddp["modules"], ddp["reductions_per_step"]) == (1, 3)
 
 
+@pytest.mark.parametrize(("skips", "in_vain"), [("", True), ("1", False)])
+def test_a_search_of_ddp_is_in_vain_if_no_rank_leaves_a_parameter_out(run, tmp_path, skips, in_vain):
+    run("ddp_searches", SKIPS=skips)
+    ddp = json.loads((tmp_path / "facts-3.json").read_text())["ddp"]
+
+    assert (ddp["find_unused_parameters"], ddp["searched_in_vain"]) == (1, in_vain)
+    assert "led_loops.py:" in ddp["site"]
+    assert ddp["num_parameter_tensors"] == 4
+
+
 def test_without_an_optimizer_each_backward_is_a_step(run):
     seen = run("no_optimizer")
 

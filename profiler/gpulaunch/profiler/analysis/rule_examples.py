@@ -227,6 +227,13 @@ EXAMPLES: Final = {
         "            (model(batch) / 4).backward()\n"
         "    (model(batches[-1]) / 4).backward()",
     ),
+    "unused-parameters-searched": Example(
+        program="model = DistributedDataParallel(model, find_unused_parameters=True)",
+        prints="Remove find_unused_parameters=True: all ranks have used all parameters in every step so far. If the "
+        "model may leave some out later, keep it; without it, DDP raises an error then. To verify: gpulaunch trace "
+        "--steps 5 --rank 0.",
+        cure="model = DistributedDataParallel(model)",
+    ),
     "checkpoint-stall": Example(
         program=_LOOP + '    if step % 10 == 0:\n        torch.save(model.state_dict(), "last.pt")',
         prints="Save less often, or asynchronously: training is blocked during a save. Use "

@@ -370,6 +370,19 @@ RULES: Final = (
         limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
     ),
     Rule(
+        id="unused-parameters-searched",
+        judge=collective_rules.unused_parameters_searched,
+        problem="DDP searches for unused parameters in every step, and there are none.",
+        evidence="After each step on the CPU, what the ranks have told each other: all of them used all parameters, "
+        "in at least 200 steps and in every one so far.",
+        costs="One more collective, and the marking of each parameter: as they took on a CPU with gloo. An estimate.",
+        fix="`DistributedDataParallel(model)` without `find_unused_parameters=True`, unless the model may leave some "
+        "out: then DDP raises an error.",
+        suppressed="A step left a parameter out on any rank; there are several modules of DDP; `static_graph=True`; or "
+        "training is on a GPU: to read there what was used would make the program wait for it.",
+        limits=(thresholds.LOST, thresholds.SEARCH_ALL_REDUCE_S, thresholds.SEARCH_PARAMETER_S),
+    ),
+    Rule(
         id="checkpoint-stall",
         judge=pause_rules.checkpoint_stall,
         problem="Training is blocked while checkpoints are written.",

@@ -1,10 +1,8 @@
-"""Measures how long training waits for other ranks: blocking collectives, and DistributedDataParallel's own log.
+"""Measures how long training waits for other ranks in blocking collectives. DistributedDataParallel is `ddp`'s.
 
     collectives  the functions of torch.distributed, and `Work.wait`. On the CPU they block until completion; on CUDA
                  they enqueue on a stream and return, and take hardly any time. They are counted by kind when they
                  start, so that the file shows in which one a rank hangs (`channel.collectives`).
-    DDP          reduces gradients during autograd, in C++. Its logger times that in the first ten iterations and then
-                 in one of a hundred; the part that did not overlap with the backward is subtracted from the backward.
     all of them  are numbered by torch's flight recorder; see `recorder`.
     the end      destroy_process_group() of all groups: a rank that hangs after it has finished.
 
@@ -19,8 +17,6 @@ import importlib
 import os
 import sys
 import time
-import weakref
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
@@ -57,15 +53,10 @@ COLLECTIVES: Final = (
 
 _FSDP: Final = "torch.distributed.fsdp."
 _GATHER, _SCATTER = (words_of_call(kind)[2] for kind in ("all_gather", "reduce_scatter"))
-_LOGGED: Final = 9  # steps whose median is used for all
-_DDP_FACTS: Final = (
-    *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
-    *("broadcast_buffers", "static_graph", "comm_hook"),
-)
 
 
 def install(probe: Probe, torch: Any, undo: Undo) -> None:
-    """Observe collectives and DDP, as far as this torch supports it.
+    """Observe collectives, as far as this torch supports it.
 
     Raises:
         HookError: torch does not look as expected.
@@ -93,10 +84,6 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
         put(torch.distributed, "destroy_process_group", leave, undo)
     put(c10d, "destroy_process_group", leave, undo)
 
-    parallel = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
-    reducers = _Reducers(probe)
-    put(parallel, "__init__", _tap_init(probe, reducers, parallel.__init__), undo)
-    undo.append(probe.each_second(Hook.NESTED, reducers.look))
     undo.append(probe.each_second(Hook.NESTED, calls.look))
     undo.append(probe.each_second(Hook.NESTED, Recorder(torch, calls.words).look))
 
@@ -260,72 +247,3 @@ def tap_leave(probe: Probe, c10d: Any, original: Callable[..., None]) -> Callabl
             probe.unavailable(Hook.NESTED, repr(error))
 
     return tapped_leave
-
-
-class _Reducers:
-    """The program's DistributedDataParallel modules."""
-
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self._modules: list[weakref.ref[Any]] = []
-        self._logged = array("q")  # the exposed part of them, in the steps that were logged last
-        self._iterations = 0  # that they are of
-        self._per_step = 1  # how often each of them reduces: once for each backward, if gradients are accumulated
-        self._per_optimizer_step = 1
-
-    def made(self, module: Any) -> None:
-        """Add a new module."""
-        self._modules.append(weakref.ref(module))
-
-    def look(self) -> None:
-        """Publish their last logs, summed, since all of them are reduced in one step."""
-        comm_ns = overlap_ns = exposed_ns = iterations = modules = 0
-        logged: dict[str, Any] = {}
-        machine = self._probe.machine
-        machine.exposed_ns = 0  # in case the rest fails
-        for ref in tuple(self._modules):
-            module = ref()
-            if module is None:
-                self._modules.remove(ref)
-                continue
-            if getattr(module, "logger", None) is None:
-                continue  # it does not reduce gradients itself, or not in C++
-            logged = module._get_ddp_logging_data()
-            modules += 1
-            comm, overlap = logged.get("backward_comm_time", 0), logged.get("backward_compute_comm_overlap_time", 0)
-            comm_ns += comm
-            overlap_ns += overlap
-            iterations += logged.get("iteration", 0)
-            if module.device_type == "cpu":  # on CUDA these are the GPU's times, and the steps' phases the program's
-                exposed_ns += max(0, comm - overlap)
-        words = self._probe.writer.words
-        words[Pauses.ddp_comm_ns] = comm_ns
-        words[Pauses.ddp_overlap_ns] = overlap_ns
-        if iterations != self._iterations:
-            self._iterations = iterations
-            self._logged = array("q", [*self._logged[1 - _LOGGED :], exposed_ns])
-            # The log is of one iteration in a hundred, so this is never too high; of forwards, of which one backward
-            # may have several.
-            each = min(iterations / modules, machine.microsteps)
-            self._per_step = max(1, round(each / max(1, machine.totals[0])))
-            self._per_optimizer_step = max(1, round(each / max(1, machine.optimized)))
-        if modules:
-            told = {key: logged[key] for key in _DDP_FACTS if key in logged}
-            facts.set_fact("ddp", {**told, "modules": modules, "reductions_per_step": self._per_optimizer_step})
-        # Only one step in a hundred is logged, and its wait may be an outlier.
-        median_ns = sorted(self._logged)[len(self._logged) // 2] if self._logged else 0
-        machine.exposed_ns = self._per_step * median_ns
-
-
-def _tap_init(probe: Probe, reducers: _Reducers, original: Callable[..., None]) -> Callable[..., None]:
-    """`DistributedDataParallel.__init__`, reporting each new module."""
-
-    @functools.wraps(original)
-    def tapped_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        try:
-            reducers.made(self)
-        except Exception as error:
-            probe.unavailable(Hook.NESTED, repr(error))
-
-    return tapped_init

@@ -1,5 +1,5 @@
 """Measures intervals nested in the phases: compilations and saves; garbage collections are in `garbage`, collectives in
-`collectives`.
+`collectives` and `ddp`.
 
     compile     torch._dynamo's own callbacks, for frames and for backwards that are compiled at their first use
     checkpoint  `torch.save`, `torch.distributed.checkpoint.save` and `async_save`, the function by which safetensors
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook
 from gpulaunch.profiler.channel.quantities import Pauses
-from gpulaunch.profiler.probe import collectives, garbage
+from gpulaunch.profiler.probe import collectives, ddp, garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.state import Nested, Probe
@@ -47,6 +47,7 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
         HookError: torch does not look as expected.
     """
     collectives.install(probe, torch, undo)
+    ddp.install(probe, torch, undo)
     saves = _Saves(probe, torch, undo)
     compilations = Compilations(probe)
     undo.append(compilations.forget)
