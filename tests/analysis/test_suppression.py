@@ -358,6 +358,18 @@ def test_workers_that_crowd_the_node_are_too_many() -> None:
     assert "dataloader-too-few-workers" not in found
 
 
+@pytest.mark.parametrize(("blocked_ms", "found"), [(25.0, ["dataloader-head-of-line"]), (5.0, [])])
+def test_where_workers_are_idle_a_late_batch_is_the_cause_though_they_are_idle_longer(blocked_ms, found) -> None:
+    """The few batches that they may be ahead are ready soon, and then they wait for the late one, too."""
+    late = rank(
+        phases_ms={"data_wait": 60.0},
+        loader=loader(workers=4, wait_ms=60.0, blocked_ms=blocked_ms),
+        workers=fetching(200.0, cpu=0.1),
+    )
+
+    assert rules(window(late)) == found
+
+
 def test_order_that_is_given_up_already_is_not_advised_again() -> None:
     case = CASES["dataloader-head-of-line"].fault
     unordered = replace(case.ranks[0], facts=facts(loader={"in_order": False}))

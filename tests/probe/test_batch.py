@@ -74,6 +74,7 @@ def an_iterator(
         _task_info=tasks,
         _tasks_outstanding=outstanding,
         _rcvd_idx=received,
+        _send_idx=12,
         _data_queue=queue,
         _worker_result_queue=queue if delivered is None else SimpleNamespace(qsize=lambda: delivered),
         _index_sampler=None,
@@ -191,6 +192,8 @@ def test_the_start_of_the_workers_of_an_epoch_is_a_part_of_the_wait_for_its_firs
         (AT_WORK, 4, 1, None, ({8: (1, "data"), 9: (0,), 10: (1,)}, 2), 0, 5),
         (AT_WORK, 4, 4, None, ({8: (1, "data"), 9: (0,), 10: (1,)}, 2), 5, 0),
         (HEAD_IS_LATE, 2, 2, None, ({8: (1, "data"), 9: (0,), 10: (1, "data")}, 1), 5, 0),
+        (AT_WORK, 4, 0, None, ({8: (1, "data"), 9: (0,), 10: (1, "data"), 11: (1,)}, 2), 0, 5),
+        (AT_WORK, 4, 0, None, ({8: (1, "data"), 9: (0,), 10: (1,), 11: (0,)}, 3), 0, 0),
     ],
     ids=[
         "nothing was there",
@@ -201,6 +204,8 @@ def test_the_start_of_the_workers_of_an_epoch_is_a_part_of_the_wait_for_its_firs
         "what was there was another one",
         "all were there, in another order",
         "all were there, some put aside before",
+        "nothing was there, and meanwhile the other worker had done all",
+        "nothing was there, and the other worker is at work, too",
     ],
 )
 @pytest.mark.parametrize("known", [False, True], ids=["looked at", "known, and looked at a moment ago"])

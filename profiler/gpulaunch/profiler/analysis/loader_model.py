@@ -63,6 +63,8 @@ class LoaderModel:
     pressure: float | None
     stall: str
     """The verdict of `analysis.stall`."""
+    reorder_s: float = 0.0
+    """The part of the wait in which batches were ready that waited for an earlier one."""
     system_share: float = 0.0
     """Of the CPU time of the rank's workers: in the kernel."""
     node_system_s: float = 0.0
@@ -115,6 +117,7 @@ class LoaderModel:
             cores=window.cores,
             pressure=window.pressure("cpu"),
             stall=rank.stall.kind,
+            reorder_s=rank.per_step_s(rank.stall.parts_ns.get("head_of_line", 0)),
             system_share=min(1.0, rank.workers_system_s / rank.workers_cpu_s) if rank.workers_cpu_s else 0.0,
             node_system_s=sum(each.workers_system_s / each.steps for each in window.ranks),
         )
@@ -157,13 +160,16 @@ class LoaderModel:
         """What training waits for, as a kind of `analysis.stall`.
 
         Workers that are never idle are the bottleneck, whichever of their batches is ready first; workers that are
-        sometimes idle are not, whatever they do when they work.
+        sometimes idle are not, whatever they do when they work: they wait, too, for the batch that is late.
         """
         if self.stall == "none" or not self.workers:
             return self.stall
         if self.busy_share < BUSY.value:
             sends = self.sending_s >= max(HANDOVER.value, self.busy_share) * self.step_s
-            return "transfer" if sends else self.stall if self.stall in ("transfer", "head_of_line") else "none"
+            if sends or self.stall == "transfer":
+                return "transfer"
+            is_late = self.stall == "head_of_line" or self.reorder_s >= LOST.value * self.step_s
+            return "head_of_line" if is_late else "none"
         if self.runqueue_share >= CROWDED.value and self.runqueue_share >= self.blocked_share:
             return "contention"
         if not self.knows_runqueue and self.is_crowded:  # waiting for a core looks like waiting for storage

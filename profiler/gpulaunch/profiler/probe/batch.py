@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from gpulaunch.profiler.channel.layout import SITE_KINDS, STEP_BUCKETS, Hook, Word
 from gpulaunch.profiler.channel.quantities import LoaderState
 from gpulaunch.profiler.probe.account import bucket_of
-from gpulaunch.profiler.probe.loader_queue import NO_PLACES, has_out_of_order, length_of, places_of, queue_of
+from gpulaunch.profiler.probe.loader_queue import (
+    NO_PLACES,
+    has_out_of_order,
+    length_of,
+    one_worker_is_late,
+    places_of,
+    queue_of,
+)
 from gpulaunch.profiler.probe.loaders import Loaders
 from gpulaunch.profiler.probe.padding import Padding
 from gpulaunch.profiler.probe.size import size_of
@@ -275,6 +282,8 @@ class LoaderWatch:
                     self._blocked_ns += wait_ns
                 else:
                     self._transfer_ns += wait_ns
+            elif wait_ns > SHORT_NS and number != 1 and iterator._num_workers and one_worker_is_late(iterator):
+                self._blocked_ns += wait_ns  # nearly all of it: the others have had as long as their batches took
         if now_ns >= self._tell_due_ns:
             self._tell_due_ns = now_ns + _TELL_EVERY_NS
             self._tell()

@@ -62,3 +62,15 @@ def has_out_of_order(iterator: Any) -> bool:
     """Whether batches have arrived that wait for an earlier one."""
     tasks = iterator._task_info
     return len(tasks) > iterator._tasks_outstanding and any(len(task) == 2 for task in tasks.values())
+
+
+def one_worker_is_late(iterator: Any) -> bool:
+    """Whether all workers but one have delivered whatever they were asked for, some of it out of order.
+
+    The latest request does not count: it was made when the batch before it arrived.
+    """
+    if not has_out_of_order(iterator):
+        return False
+    latest = iterator._send_idx - 1
+    missing = [task[0] for index, task in iterator._task_info.items() if len(task) == 1 and index != latest]
+    return len(set(missing)) <= 1
