@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from healthy_node import HEALTHY_MS, MS, STEPS, rank, site, window
-from rule_cases import looping_rank, two_ranks
+from rule_cases import CASES, looping_rank, two_ranks
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.window import Window
@@ -91,3 +91,18 @@ def test_a_line_directly_below_a_save_belongs_to_it(line: str, together: bool) -
 
     apart = {"checkpoint-stall": 0.020, "hot-line": line_s}
     assert found == pytest.approx({"checkpoint-stall": 0.020 + line_s} if together else apart)
+
+
+@pytest.mark.parametrize(
+    ("line", "logging", "told"),
+    [("train.py:88", 30, ["small-collectives"]), ("train.py:90", 30, None), ("train.py:88", 100, None)],
+    ids=["that is what logging takes", "another line", "logging takes much more"],
+)
+def test_a_line_that_logs_what_it_reduces_is_told_as_the_collectives(
+    line: str, logging: int, told: list[str] | None
+) -> None:
+    """`self.log(..., sync_dist=True)` in Lightning."""
+    reduces = CASES["small-collectives"].fault
+    logs = replace(reduces, ranks=tuple(replace(each, samples=120, logged={line: logging}) for each in reduces.ranks))
+
+    assert sorted(found.rule for found in advise(logs)) == (told or ["logging-stall", "small-collectives"])

@@ -236,6 +236,21 @@ def test_else_the_rest_of_the_step_is_what_counts(seen: Window) -> None:
     assert "backward_excess_seconds_per_step" not in found.evidence
 
 
+@pytest.mark.parametrize(("longer", "late_ms"), [(1.3, 0.5 * 0.3 * 84.0), (1.02, None)])
+def test_a_slower_backward_makes_a_rank_late_as_far_as_its_forward_is_slower_too(
+    longer: float, late_ms: float | None
+) -> None:
+    """Its forward alone is not: 30 % of 30 ms in a step of 100 ms."""
+    on_cpu = facts(device=None)
+    first = rank(0, phases_ms={"comm": 0.3 * 84.0}, facts=on_cpu, pauses=logged(comm_ms=30.0, overlap_ms=10.0))
+    own_ms = {"forward": longer * HEALTHY_MS["forward"], "backward": 1.3 * HEALTHY_MS["backward"]}
+    second = rank(1, phases_ms=own_ms, facts=on_cpu, pauses=logged(comm_ms=11.0, overlap_ms=10.0))
+
+    found = list(straggler(window(first, second)))
+
+    assert [each.seconds_per_step for each in found] == pytest.approx([] if late_ms is None else [late_ms / 1e3])
+
+
 # --- the GPU's own clock ------------------------------------------------------------------------------------------
 
 

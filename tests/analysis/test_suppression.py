@@ -642,6 +642,16 @@ def test_the_first_epoch_has_to_start_its_workers_and_persistent_ones_stay() -> 
     assert rules(window(rank(**again, facts=facts(loader={"persistent_workers": None})))) == []
 
 
+def test_workers_that_persist_are_started_anew_with_each_new_loader() -> None:
+    """Made in the loop over epochs, or by a trainer that is told to reload it."""
+    waits = {"phases_ms": {"data_wait": 32.0}, "loader": loader(wait_ms=32.0, epochs=2, first_wait_ms=1500.0)}
+    (found,) = advise(window(rank(**waits, facts=facts(loader={"made": 8}))))
+
+    assert rules(window(rank(**waits, facts=facts(loader={"made": 3})))) == []
+    assert found.rule == "dataloader-workers-restarted"
+    assert found.advice.startswith("Keep the DataLoader")
+
+
 @pytest.mark.parametrize(
     ("fetching_lines", "line"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.profiler.probe import facts
-from gpulaunch.profiler.probe.loaders import Loaders, settings_of, tap_init
+from gpulaunch.profiler.probe.loaders import MOST_MADE, Loaders, settings_of, tap_init
 
 TORCH = SimpleNamespace(compiler=SimpleNamespace(is_dynamo_compiling=lambda: False))
 
@@ -55,6 +55,7 @@ def test_a_loader_is_told_with_its_line_and_its_settings():
         {
             "site": "train.py:4 main",
             "split": None,
+            "made": 1,
             "num_workers": 2,
             "prefetch_factor": 2,
             "pin_memory": False,
@@ -93,7 +94,7 @@ def test_the_same_line_each_epoch_is_one_loader():
     for _ in range(100):
         loaders.made(Loader(num_workers=2), "train.py:4 main", by_package=False)
 
-    assert len(told()) == 1
+    assert [loader["made"] for loader in told()] == [MOST_MADE], "which need not be told again"
 
 
 def test_a_program_that_sets_up_each_one_differently_is_told_in_part():

@@ -19,7 +19,7 @@ from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.layout import SITE_KINDS, SITE_ROWS
 from gpulaunch.profiler.channel.segment import SegmentReader, Site
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
-from gpulaunch.profiler.probe.sites import Sites, caller, line_of_user, path_of, place_of
+from gpulaunch.profiler.probe.sites import Sites, asked_for, caller, line_of_user, path_of, place_of
 
 ITEM = SITE_KINDS.index("item")
 CPU = SITE_KINDS.index("cpu")
@@ -116,6 +116,22 @@ def test_the_line_is_the_users_own(tmp_path: Path):
     assert (direct_by_package, by_package) == (False, True)
     assert re.fullmatch(r".*test_sites.py:\d+ direct", direct_line)
     assert re.fullmatch(r".*test_sites.py:\d+ through_a_package", package_line)
+
+
+@pytest.mark.parametrize(("function", "told"), [("log", "step"), ("fit", "fit")])
+def test_what_a_package_does_for_a_line_is_told_at_that_and_what_a_trainer_does_by_itself_at_its_own(
+    tmp_path: Path, function: str, told: str
+) -> None:
+    namespace: dict[str, Any] = {"__name__": "trainer", "caller": caller}
+    package = str(tmp_path / "site-packages" / "trainer.py")
+    exec(compile(f"def {function}():\n    return asked_for(caller())\n", package, "exec"), namespace)
+    namespace["asked_for"] = asked_for
+
+    def step() -> FrameType:
+        frame: FrameType = namespace[function]()
+        return frame
+
+    assert step().f_code.co_name == told
 
 
 def test_a_program_that_is_nothing_but_packages_has_the_nearest_line(tmp_path: Path) -> None:

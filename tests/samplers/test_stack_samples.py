@@ -9,6 +9,7 @@ import pytest
 
 from gpulaunch.profiler.daemon.stack_samples import StackSamples
 from gpulaunch.profiler.record import RankPlace
+from gpulaunch.profiler.samplers.sampled_calls import DRAWS_ORDER
 from gpulaunch.profiler.stack import Frame
 
 PACKAGES = "/home/me/venv/lib/python3.11/site-packages"
@@ -51,6 +52,35 @@ def test_what_gathers_a_state_from_all_ranks_is_a_call_of_its_line_whatever_it_w
         samples.add(place, phase, [waits, gathers, Frame("<module>", program, 4)])
 
     assert samples.tally.calling == {(0, f"{program}:4"): 3}
+
+
+def test_a_tensor_gathered_whole_is_a_call_of_its_line_except_in_the_model(program: str) -> None:
+    """There its layers may be shared among ranks, and need it."""
+    samples = StackSamples(Path("/"))
+    waits = Frame("wait_tensor", f"{PACKAGES}/torch/distributed/_functional_collectives.py", 142)
+    gathers = Frame("DTensor.full_tensor", f"{PACKAGES}/torch/distributed/tensor/_api.py", 774)
+    model = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
+    place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    samples.add(place, "comm", [waits, gathers, Frame("<module>", program, 4)])
+    samples.add(place, "comm", [waits, gathers, Frame("forward", program, 2), model, Frame("<module>", program, 4)])
+
+    assert samples.tally.calling == {(0, f"{program}:4"): 1}
+    assert set(samples.tally.calls.values()) == {"torch.distributed.tensor.full_tensor"}
+
+
+def test_an_order_that_is_drawn_anew_is_a_call_of_the_line_that_asks_for_a_batch(program: str) -> None:
+    """`next(iter(loader))`. A fetch below is none, and in a loop over the loader the order is hardly ever drawn."""
+    samples = StackSamples(Path("/"))
+    draws = Frame("RandomSampler.__iter__", f"{PACKAGES}/torch/utils/data/sampler.py", 194)
+    fetches = Frame("_MapDatasetFetcher.fetch", f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 54)
+    asks = Frame("_BaseDataLoaderIter.__next__", f"{PACKAGES}/torch/utils/data/dataloader.py", 725)
+    place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for inside in (draws, draws, fetches):
+        samples.add(place, "data_wait", [inside, asks, Frame("<module>", program, 4)])
+
+    assert samples.tally.calling == {(0, f"{program}:4"): 2}
+    assert samples.tally.indexing == {0: 2}
+    assert set(samples.tally.calls.values()) == {DRAWS_ORDER}
 
 
 def test_the_line_that_calls_backward_is_known(program: str) -> None:
@@ -356,3 +386,29 @@ def test_a_one_hot_matrix_is_told_where_its_line_is_what_computes(tmp_path: Path
 
     assert samples.tally.calling == {(0, f"{program}:2"): 2}
     assert samples.tally.calls == {(0, f"{program}:2"): "one_hot"}
+
+
+def test_a_loop_that_takes_tensors_apart_is_told_where_it_only_moves_elements(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "def assign(boxes, target):\n"
+        "    for b in range(boxes.shape[0]):\n"
+        "        for j, kind in enumerate(kinds[b]):\n"
+        "            x = boxes[b, j, 0].item() * GRID\n"
+        "            target[b, int(x)] = math.log(x)\n"
+        "            near = boxes[b] @ boxes[b].T\n"
+        "            fits(boxes[b])\n"
+        "for batch in batches:\n"
+        "    first = batch[0].item()\n"
+        "    loss(batch).backward()\n"
+        "for row in rows:\n"
+        "    target[row] = row + 1\n"
+        "for name, norm in norms:\n"
+        "    total += norm.square().item()\n"
+    )
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for line in range(1, 15):
+        samples.add(place, "forward", [Frame("assign", str(program), line)])
+
+    assert samples.tally.calling == {(0, f"{program}:4"): 1, (0, f"{program}:5"): 1}
+    assert set(samples.tally.calls.values()) == {"element"}

@@ -27,7 +27,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT, PYTHON, RankWindow, Window
+from gpulaunch.profiler.analysis.window import CONSTANT, ELEMENTS, ONE_HOT, PYTHON, RankWindow, Window
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
@@ -74,6 +74,20 @@ _CURES: Final = (
             "rank may keep its own, or they are the same: DistributedDataParallel(..., broadcast_buffers=False)."
         ),
     ),
+    (
+        r".*\.full_tensor",
+        (
+            "It gathers a whole tensor from all ranks: compute from the shards what can be (norm() of the DTensor; "
+            "torch.nn.utils.get_total_norm for many), or gather it every N steps."
+        ),
+    ),
+    (
+        r"torch\.utils\.data\.Sampler\.__iter__",
+        (
+            "It draws the order of all samples for very few batches: keep an iterator of the DataLoader (`for batch in "
+            "loader`), instead of next(iter(loader)) for each batch."
+        ),
+    ),
     (r".*\.empty_cache", "Do not empty the cache in the loop: the next step has to allocate the memory again."),
     (r"(?:queue|threading)\..*", "The training thread waits for another thread: let that run ahead, or start more."),
 )
@@ -82,6 +96,8 @@ _IN_PLACE_OF_CALLS: Final = {
     "compute it for all elements at once with NumPy or torch, or in another process; else every N steps.",
     CONSTANT: "This line computes the same in every step: nothing that it uses changes, except for shapes. Compute it "
     "once, in __init__ with register_buffer, or keep it for each shape.",
+    ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
+    "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
     ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
     "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
 }

@@ -18,6 +18,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     EPOCHS,
     HANDOVER,
     HOLDS_FETCHES,
+    LOADERS_MADE,
     LOST,
     LOST_MEASURED,
     SAMPLES_OF_A_LINE,
@@ -291,7 +292,8 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
         if loader is None or not loader.workers_configured or loader.epochs < EPOCHS.value:
             continue
         settings = loader_of(rank)
-        if settings.get("persistent_workers") is not False:
+        made_anew = (number(settings, "made") or 0.0) >= LOADERS_MADE.value
+        if settings.get("persistent_workers") is not False and not made_anew:
             continue
         # Persistent workers begin an epoch with a fetch, too.
         fetch_s = done.wall_ns / 1e9 / done.batches if done is not None and done.batches else 0.0
@@ -311,8 +313,12 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
                     "workers": float(loader.workers_configured),
                     "start_method": text(settings, "start_method"),
                 },
-                advice="Set persistent_workers=True: every epoch stops its workers and starts them anew, which takes "
-                f"{first_s:.2g} s with the wait for its first batch.",
+                advice=(
+                    "Keep the DataLoader, with persistent_workers=True: each epoch constructs a new one, which "
+                    if made_anew
+                    else "Set persistent_workers=True: every epoch stops its workers and "
+                )
+                + f"starts them anew, which takes {first_s:.2g} s with the wait for its first batch.",
                 place=loader_place(rank),
             )
 

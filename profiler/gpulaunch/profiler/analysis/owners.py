@@ -13,6 +13,8 @@ _EXPLAINING: Final = ("hot-line", "logging-stall")
 _GIL: Final = "gil-contention"
 """A rank whose training thread waits for the GIL seems to compute longer."""
 _LINE: Final = "hot-line"
+_LOG: Final = "logging-stall"
+_SMALL: Final = "small-collectives"
 _LOOP: Final = "small-operations-loop"
 _SAVE: Final = "checkpoint-stall"
 _BELOW: Final = 2
@@ -35,6 +37,7 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
         if below := [each for each in kept if _is_below(each, save)]:
             kept = [each for each in kept if each not in below]
             kept[kept.index(save)] = _saved_with(save, below)
+    kept = [each for each in kept if not any(_is_log_of(each, other) for other in kept)]
     for late in findings:
         if (owner := _owner(late, kept)) is not None:
             kept.remove(late)
@@ -59,6 +62,13 @@ def _is_in(line: Finding, loop: Finding) -> bool:
     if "." in str(line.evidence.get("call", "")) or not set(line.ranks) <= set(loop.ranks):
         return False
     return int(first) <= line.line <= int(last) and line.seconds_per_step <= loop.seconds_per_step
+
+
+def _is_log_of(log: Finding, reduced: Finding) -> bool:
+    """Whether a line that logs mostly waits for other ranks: `self.log(..., sync_dist=True)`."""
+    if (log.rule, reduced.rule) != (_LOG, _SMALL) or (log.file, log.line) != (reduced.file, reduced.line):
+        return False
+    return set(log.ranks) <= set(reduced.ranks) and reduced.seconds_per_step >= _MOST * log.seconds_per_step
 
 
 def _is_below(line: Finding, save: Finding) -> bool:

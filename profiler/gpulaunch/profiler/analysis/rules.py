@@ -130,11 +130,12 @@ RULES: Final = (
         judge=loader_rules.restarted_workers,
         problem="Every epoch starts its workers anew.",
         evidence="The creation of the iterator and the wait for the first batch of each epoch in the long window, with "
-        "`persistent_workers=False`.",
+        "`persistent_workers=False`, or with a DataLoader that one line has constructed again and again.",
         costs="These waits, without a fetch for each.",
-        fix="`DataLoader(..., persistent_workers=True)`.",
+        fix="`DataLoader(..., persistent_workers=True)`, constructed once: outside of the loop over epochs, and with "
+        "Lightning without `reload_dataloaders_every_n_epochs`.",
         suppressed="There was one epoch so far.",
-        limits=(thresholds.EPOCHS, thresholds.LOST_MEASURED, thresholds.LONG_S),
+        limits=(thresholds.EPOCHS, thresholds.LOADERS_MADE, thresholds.LOST_MEASURED, thresholds.LONG_S),
     ),
     Rule(
         id="unpinned-copies",

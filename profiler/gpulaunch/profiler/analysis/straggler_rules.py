@@ -107,7 +107,8 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
     usual_wait_s = median_high(map(clock.waiting_s, ranks))
     for rank in ranks:
         excess_s = _above_usual(window, rank, clock.own_s)
-        if excess_s < max(STRAGGLES_S.value, LOST.value * rank.step_s):
+        slower_s = _slower_backward_s(window, rank) if clock is _PROGRAM else 0.0
+        if excess_s + slower_s < max(STRAGGLES_S.value, LOST.value * rank.step_s):
             continue
         # If its own work takes longer, it waits less at synchronization points: the others wait for it.
         if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
@@ -121,7 +122,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         if clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
             if slower_s >= LOST.value * rank.step_s:  # less is within the error of logging one step of a hundred
-                has_more_to_compute = by_phase["forward"] >= LOST.value * rank.step_s
+                has_more_to_compute = by_phase["forward"] >= LOST.value * clock.phase_s(rank, "forward")
                 by_phase["backward"] = slower_s
                 excess_s += slower_s
         queued_s = _above_usual(window, rank, _queued_s)
@@ -190,6 +191,16 @@ def _exposed_s(rank: RankWindow) -> float:
 def _knows_exposed(window: Window) -> bool:
     """Whether comm holds the wait of backward, on all ranks. DDP logs it on the CPU; on CUDA it times the GPU."""
     return all(rank.pauses.ddp_comm_ns and not rank.facts.get("device") for rank in window.ranks)
+
+
+def _slower_backward_s(window: Window, rank: RankWindow) -> float:
+    """What backward takes longer than usual, as far as the same is true of forward: what DDP has logged of a few steps
+    is no proof by itself."""
+    usual_s = {phase: median_low(each.phase_s(phase) for each in window.ranks) for phase in ("forward", "backward")}
+    if not _knows_exposed(window) or not usual_s["forward"]:
+        return 0.0
+    longer_s = (rank.phase_s("forward") / usual_s["forward"] - 1.0) * usual_s["backward"]
+    return max(0.0, min(rank.phase_s("backward") - usual_s["backward"], longer_s))
 
 
 def _reduced(window: Window, rank: RankWindow) -> dict[str, float | str]:

@@ -167,6 +167,12 @@ INNER_LINE: Final = Limit(
 EPOCHS: Final = Limit(
     name="epochs", value=2, unit="epochs", why="the workers of a single one have to be started in any case"
 )
+LOADERS_MADE: Final = Limit(
+    name="loaders of one line",
+    value=8,
+    unit="",
+    why="a program may construct some: for its folds, stages or data sets",
+)
 
 # -- copies and syncs
 

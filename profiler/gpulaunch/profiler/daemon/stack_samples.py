@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
-from gpulaunch.profiler.analysis.window import CONSTANT, ONE_HOT
+from gpulaunch.profiler.analysis.window import CONSTANT, ELEMENTS, ONE_HOT
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
     ANOMALY,
+    DRAWS_ORDER,
     Call,
     around_backward,
     below_fetch,
     call_of,
+    draws_order,
     function_of_thread,
     in_callback,
     in_compiled,
@@ -148,7 +150,9 @@ class StackSamples:
         if spans_steps(call, phase) or is_outside_compute(call, phase):
             return call
         if phase == "data_wait":
-            return call if in_sampler(frames) else None
+            if in_sampler(frames):
+                return call
+            return replace(call, name=DRAWS_ORDER) if draws_order(frames) else None
         if phase not in _AROUND_MODEL:
             return None
         if call.origin == "program" and not call.in_model:
@@ -178,6 +182,9 @@ class StackSamples:
                 return replace(line, name=CONSTANT)
         if lines and self._sources.makes_one_hot(lines[-1].file, lines[-1].line) and in_linear_layer(frames):
             return replace(lines[-1], name=ONE_HOT)
+        inner = frames[0]
+        if self._sources.takes_elements(inner.file, inner.line):
+            return Call(inner.file, inner.line, ELEMENTS)
         return None
 
     def _is_in_python(

@@ -28,7 +28,7 @@ from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
 from gpulaunch.profiler.probe.recorder import Recorder
-from gpulaunch.profiler.probe.sites import Sites, caller
+from gpulaunch.profiler.probe.sites import Sites, asked_for, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
 from gpulaunch.profiler.probe.training_thread import OFF
@@ -155,7 +155,7 @@ class Calls:
             follows_ns = blocked_ns if is_small and steps == self._small_at else 0
             if is_small:
                 self._small_at = steps
-            probe.writer.site(self._sites.row(kind, line), blocked_ns=blocked_ns, gpu_ns=follows_ns)
+            probe.writer.site(self._sites.row(kind, asked_for(line)), blocked_ns=blocked_ns, gpu_ns=follows_ns)
         except Exception as error:
             probe.fail(error)
 

@@ -20,6 +20,8 @@ _MOST_ALIVE: Final = 256
 """Maximum of loaders known by their sampler or their dataset."""
 
 
+MOST_MADE: Final = 8
+"""As often as one line has constructed a loader, it is counted: this often is as good as every epoch."""
 _MOST_WRAPPED: Final = 4
 _MOST_ATTRIBUTES: Final = 64
 _OPEN: Final = frozenset(
@@ -57,7 +59,9 @@ class Loaders:
         if kind is None:
             if len(self._kinds) >= _MOST_LOADERS:
                 return
-            kind = self._kinds[key] = {"site": where, "split": None, **settings}
+            kind = self._kinds[key] = {"site": where, "split": None, "made": 0, **settings}
+        if kind["made"] < MOST_MADE:
+            kind["made"] += 1
             self._tell()
         _remember(self._by_sampler, id(getattr(loader, "_index_sampler", None)), kind)
 

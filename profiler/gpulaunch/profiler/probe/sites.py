@@ -19,6 +19,8 @@ _NOT_THE_USERS: Final = frozenset({"torch", "gpulaunch", *sys.stdlib_module_name
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 _DEEP: Final = 64  # frames searched; torch's own stacks are not as deep
 _SCALER: Final = "torch.amp.grad_scaler"
+_TRAINS: Final = frozenset({"fit", "train"})
+"""Methods of trainers that a program calls once: what they do in a step is their own."""
 _KEYS: Final = 512  # places remembered; a line has several if it does several things, or if its code is recreated
 
 
@@ -58,12 +60,24 @@ def line_of_user() -> tuple[str, bool]:
 
     If the program consists only of packages, the nearest of those. For rare events: it may search many frames.
     """
-    nearest = frame = caller()
-    while frame is not None:
-        if not _within_packages(frame.f_code.co_filename):
-            return place_of(frame), frame is not nearest
-        frame = caller(above=frame)
-    return "" if nearest is None else place_of(nearest), True
+    nearest = caller()
+    frame, _ = _of_program(nearest)
+    told = frame or nearest
+    return "" if told is None else place_of(told), frame is None or frame is not nearest
+
+
+def asked_for(frame: FrameType | None) -> FrameType | None:
+    """The frame of the program that has called a package's; that itself if it is a trainer's (`trainer.fit`)."""
+    found, inner = _of_program(frame)
+    return frame if found is None or (inner is not None and inner.f_code.co_name in _TRAINS) else found
+
+
+def _of_program(frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
+    """The nearest that is the program's own, of a frame and its callers, and the package's that it has called."""
+    inner = None
+    while frame is not None and _within_packages(frame.f_code.co_filename):
+        inner, frame = frame, caller(above=frame)
+    return frame, inner
 
 
 def place_of(frame: FrameType) -> str:

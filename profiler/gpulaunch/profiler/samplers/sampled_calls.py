@@ -49,8 +49,8 @@ _METRIC: Final = re.compile(
 )
 """Around these methods of a metric (torchmetrics 1.9). Its `forward`, which may be a loss, is called as a module's."""
 _METHODS: Final = ("compute", "update")
-_GATHERING: Final = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"})
-"""Functions of torch.distributed.checkpoint that gather the state of all ranks, by collectives."""
+_GATHERING: Final = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict", "full_tensor"})
+"""Functions of torch.distributed that gather, by collectives, the state of all ranks, or a tensor that is sharded."""
 _TORCH_CALLS: Final = _GATHERING | {
     *("empty_cache", "state_dict", "load_state_dict", "update_parameters", "__repr__", "__format__")
 }
@@ -74,6 +74,9 @@ _BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_index|sampler\.py \S*)$")
 """Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
+_ORDER: Final = re.compile(r"/torch/utils/data/(?:sampler|distributed)\.py$")
+"""Where torch's own samplers draw the order of the samples of an epoch, and where they are before it is drawn."""
+DRAWS_ORDER: Final = "torch.utils.data.Sampler.__iter__"
 _LOCK: Final = re.compile(
     rf"{PYTHON_DIR}multiprocessing/synchronize\.py|{PACKAGES_DIR}(?:filelock|portalocker|fasteners)[/.]"
 )
@@ -205,6 +208,12 @@ def in_sampler(frames: Sequence[Frame]) -> bool:
     return depth is not None and any(_SAMPLES.search(f"{frame.file} {frame.name}") for frame in frames[depth:])
 
 
+def draws_order(frames: Sequence[Frame]) -> bool:
+    """Whether a stack of the training thread is in a sampler of torch's, the deepest frame first: in an epoch of many
+    batches that is rare."""
+    return bool(frames) and _ORDER.search(frames[0].file) is not None
+
+
 def in_compiled(frames: Sequence[Frame]) -> bool:
     """Whether the innermost frame of a stack is called by what runs code that torch has generated, or operations."""
     return len(frames) > 1 and _COMPILED.match(frames[1].file) is not None
@@ -257,7 +266,7 @@ def is_outside_compute(call: Call, phase: str) -> bool:
         phase: of `samplers.phases`.
     """
     if call.origin == "torch" and call.name.rpartition(".")[2] in _GATHERING:
-        return phase != "startup"
+        return phase != "startup" and not call.in_model
     if phase not in ("forward", "backward", "optimizer", "other", "unsettled", "validation"):
         return False  # the others have rules of their own
     if call.origin == "python":

@@ -16,7 +16,15 @@ from typing import Final
 
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
-from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
+from gpulaunch.profiler.samplers.loops import (
+    BACKWARD,
+    calls_in,
+    imported_names,
+    last_name,
+    lines_of,
+    lines_taking_elements,
+    loops_of,
+)
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
 _MOST_BYTES: Final = 1 << 17
@@ -89,6 +97,7 @@ class _Source:
     is_read: bool = False
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     one_hot: set[int] = field(default_factory=set[int])
+    elements: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
@@ -157,6 +166,10 @@ class SourceLines:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
         return line in self._source(file).one_hot
 
+    def takes_elements(self, file: str, line: int) -> bool:
+        """Whether a statement takes a tensor apart, in a loop: see `loops.lines_taking_elements`."""
+        return line in self._source(file).elements
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -201,7 +214,12 @@ def _read(file: str, until_s: float) -> _Source:
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node, steps))
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
-        source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
+
+        def makes_steps(loop: ast.AST) -> bool:
+            return any(_makes_step(call, steps) for call in calls_in(loop))
+
+        source.loops = loops_of(tree, makes_steps)
+        source.elements = lines_taking_elements(tree, makes_steps)
         source.constants = constants_of(tree)
     return source
 
