@@ -358,7 +358,7 @@ def test_workers_that_crowd_the_node_are_too_many() -> None:
     assert "dataloader-too-few-workers" not in found
 
 
-@pytest.mark.parametrize(("blocked_ms", "found"), [(25.0, ["dataloader-head-of-line"]), (5.0, [])])
+@pytest.mark.parametrize(("blocked_ms", "found"), [(35.0, ["dataloader-head-of-line"]), (25.0, [])])
 def test_where_workers_are_idle_a_late_batch_is_the_cause_though_they_are_idle_longer(blocked_ms, found) -> None:
     """The few batches that they may be ahead are ready soon, and then they wait for the late one, too."""
     late = rank(
@@ -645,9 +645,9 @@ def test_the_first_epoch_has_to_start_its_workers_and_persistent_ones_stay() -> 
 def test_workers_that_persist_are_started_anew_with_each_new_loader() -> None:
     """Made in the loop over epochs, or by a trainer that is told to reload it."""
     waits = {"phases_ms": {"data_wait": 32.0}, "loader": loader(wait_ms=32.0, epochs=2, first_wait_ms=1500.0)}
-    (found,) = advise(window(rank(**waits, facts=facts(loader={"made": 8}))))
+    (found,) = advise(window(rank(**waits, facts=facts(loader={"made_anew": True}))))
 
-    assert rules(window(rank(**waits, facts=facts(loader={"made": 3})))) == []
+    assert rules(window(rank(**waits, facts=facts(loader={"made_anew": False})))) == []
     assert found.rule == "dataloader-workers-restarted"
     assert found.advice.startswith("Keep the DataLoader")
 

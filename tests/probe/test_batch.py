@@ -75,6 +75,7 @@ def an_iterator(
         _tasks_outstanding=outstanding,
         _rcvd_idx=received,
         _send_idx=12,
+        _prefetch_factor=2,
         _data_queue=queue,
         _worker_result_queue=queue if delivered is None else SimpleNamespace(qsize=lambda: delivered),
         _index_sampler=None,

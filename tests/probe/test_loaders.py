@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.profiler.probe import facts
-from gpulaunch.profiler.probe.loaders import MOST_MADE, Loaders, settings_of, tap_init
+from gpulaunch.profiler.probe.loaders import Loaders, settings_of, tap_init
 
 TORCH = SimpleNamespace(compiler=SimpleNamespace(is_dynamo_compiling=lambda: False))
 
@@ -55,7 +55,7 @@ def test_a_loader_is_told_with_its_line_and_its_settings():
         {
             "site": "train.py:4 main",
             "split": None,
-            "made": 1,
+            "made_anew": False,
             "num_workers": 2,
             "prefetch_factor": 2,
             "pin_memory": False,
@@ -94,7 +94,22 @@ def test_the_same_line_each_epoch_is_one_loader():
     for _ in range(100):
         loaders.made(Loader(num_workers=2), "train.py:4 main", by_package=False)
 
-    assert [loader["made"] for loader in told()] == [MOST_MADE], "which need not be told again"
+    assert len(told()) == 1
+
+
+@pytest.mark.parametrize(("loaders_made", "epochs_of_each", "anew"), [(6, 1, True), (2, 3, False), (6, 3, False)])
+def test_a_loader_for_each_epoch_of_training_is_told_as_made_anew(loaders_made, epochs_of_each, anew):
+    """Not those of the folds of a cross-validation, each of which has epochs of its own."""
+    loaders = Loaders()
+    kept = [Loader(num_workers=2) for _ in range(loaders_made)]
+    for loader in kept:
+        loaders.made(loader, "train.py:4 main", by_package=False)
+        loaders.made(loader, "trainer.py:9 fit", by_package=True)
+        for _ in range(epochs_of_each):
+            loaders.used(loader.iterator(), trains=False)
+            loaders.used(loader.iterator(), trains=True)
+
+    assert [loader["made_anew"] for loader in told()] == [anew]
 
 
 def test_a_program_that_sets_up_each_one_differently_is_told_in_part():

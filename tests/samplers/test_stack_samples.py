@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.profiler.analysis.window import DRAWS_ORDER
 from gpulaunch.profiler.daemon.stack_samples import StackSamples
 from gpulaunch.profiler.record import RankPlace
-from gpulaunch.profiler.samplers.sampled_calls import DRAWS_ORDER
 from gpulaunch.profiler.stack import Frame
 
 PACKAGES = "/home/me/venv/lib/python3.11/site-packages"
@@ -393,22 +393,43 @@ def test_a_loop_that_takes_tensors_apart_is_told_where_it_only_moves_elements(tm
     program.write_text(
         "def assign(boxes, target):\n"
         "    for b in range(boxes.shape[0]):\n"
+        "        near = boxes[b] @ boxes[b].T\n"
         "        for j, kind in enumerate(kinds[b]):\n"
         "            x = boxes[b, j, 0].item() * GRID\n"
-        "            target[b, int(x)] = math.log(x)\n"
-        "            near = boxes[b] @ boxes[b].T\n"
-        "            fits(boxes[b])\n"
-        "for batch in batches:\n"
-        "    first = batch[0].item()\n"
-        "    loss(batch).backward()\n"
-        "for row in rows:\n"
-        "    target[row] = row + 1\n"
-        "for name, norm in norms:\n"
-        "    total += norm.square().item()\n"
+        "            col = int(x)\n"
+        "            target[b, col, 1:] = math.log(x) - col\n"
+        "            target[b, col] = near[j] * x\n"
+        "            fits(boxes[b], x)\n"
+        "    return [score.item() for score in target]\n"
     )
     samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
-    for line in range(1, 15):
+    for line in range(1, 11):
         samples.add(place, "forward", [Frame("assign", str(program), line)])
 
-    assert samples.tally.calling == {(0, f"{program}:4"): 1, (0, f"{program}:5"): 1}
+    assert samples.tally.calling == {(0, f"{program}:{line}"): 1 for line in (5, 6, 7, 10)}
     assert set(samples.tally.calls.values()) == {"element"}
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for t in steps:\n    a = alphas[t].item()\n    x = (x - (1 - a) / (1 - a) ** 0.5 * eps) / a**0.5",
+        "for i in range(n):\n    dt = (ts[i + 1] - ts[i]).item()\n    y = y + dt / 2 * (k1 + k2)",
+        "for block, gate in zip(blocks, gates):\n    g = gate.item()\n    x = x + g * block(x)",
+        "for e, n in enumerate(counts):\n    n = n.item()\n    out[index[e]] += weight[e][:, None] * y",
+        "for p, r in zip(params, ratios):\n    trust = r.item()\n    p.data -= lr * trust * p.grad",
+        "for t in range(n):\n    done = mask[t].item()\n    alpha = torch.max(alpha[:, :, None] + trans, 1)[0]",
+        "for t, a in enumerate(actions):\n    a = a.item()\n    obs, reward = env.step(a)",
+        "for c in range(3):\n    m = 0\n    x[:, c] = (x[:, c] - means[c].item()) / stds[c].item()",
+        "for i, (x, y) in enumerate(loader):\n    temp = temps[i].item()\n    x = (x / 255.0 - mean) / std",
+        "for name, norm in norms:\n    pass\n    total += norm.square().sum(0).item()",
+    ],
+)
+def test_a_loop_that_computes_with_tensors_may_take_elements_too(tmp_path: Path, loop: str) -> None:
+    """Its third line is what takes the time."""
+    program = tmp_path / "train.py"
+    program.write_text(f"{loop}\n")
+    samples = StackSamples(Path("/"))
+    samples.add(RankPlace(rank=0, local_rank=0, pid=os.getpid()), "forward", [Frame("f", str(program), 3)])
+
+    assert samples.tally.calling == {}

@@ -51,7 +51,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     chance = random.Random(7)
     turns = [chance.choices(range(1, VOCABULARY), k=chance.randint(LONGEST // 3, LONGEST)) for _ in range(20_000)]
-    loader = DataLoader(turns, batch_size=8, shuffle=True, num_workers=1, collate_fn=pad)
+    settings = {"batch_size": 8, "shuffle": True, "collate_fn": pad}
+    loader = DataLoader(turns, num_workers=1, **settings)  # cause: dataloader-too-few-workers
     model = Talk()
     optimizer = torch.optim.AdamW(model.parameters())
     began, warm, step = time.perf_counter(), None, 0

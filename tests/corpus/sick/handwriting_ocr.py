@@ -17,8 +17,8 @@ def edit_distance(said, meant):
     row = list(range(len(meant) + 1))
     for i, a in enumerate(said, start=1):
         last, row[0] = row[0], i
-        for j, b in enumerate(meant, start=1):
-            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))
+        for j, b in enumerate(meant, start=1):  # cause: hot-line
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))  # cause: hot-line
     return row[-1]
 
 

@@ -119,21 +119,16 @@ def unused_parameters_searched(window: Window) -> Iterator[Loss]:
     for rank in window.ranks:
         ddp = section(rank.facts, "ddp")
         parameters = number(ddp, "num_parameter_tensors") or 0.0
-        if ddp.get("searched_in_vain") is not True or number(ddp, "modules") != 1 or rank.gpu is not None:
+        if ddp.get("searched_in_vain") is not True or rank.gpu is not None:
             continue
-        reductions = number(ddp, "reductions_per_step") or 1.0
-        lost_s = reductions * (SEARCH_ALL_REDUCE_S.value + SEARCH_PARAMETER_S.value * parameters)
+        lost_s = SEARCH_ALL_REDUCE_S.value + SEARCH_PARAMETER_S.value * parameters
         if lost_s >= LOST.value * rank.step_s:
             yield Loss(
                 rank=rank.rank,
                 seconds_per_step=lost_s,
                 step_s=rank.step_s,
                 confidence=ESTIMATED,
-                evidence={
-                    "step_seconds": rank.step_s,
-                    "parameters": parameters,
-                    "reductions_per_step": reductions,
-                },
+                evidence={"step_seconds": rank.step_s, "parameters": parameters},
                 advice="Remove find_unused_parameters=True: all ranks have used all parameters in every step so far. "
                 "If the model may leave some out later, keep it; without it, DDP raises an error then.",
                 place=place_of(text(ddp, "site")),

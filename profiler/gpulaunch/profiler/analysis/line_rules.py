@@ -18,6 +18,7 @@ from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
+    EVERY_STEP,
     GRAPH_NODES,
     LOOP_SHARE,
     LOST,
@@ -27,12 +28,12 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import CONSTANT, ELEMENTS, ONE_HOT, PYTHON, RankWindow, Window
+from gpulaunch.profiler.analysis.window import CONSTANT, DRAWS_ORDER, ELEMENTS, ONE_HOT, PYTHON, RankWindow, Window
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
 _CONVERTS: Final = "torch.tensor"
-_MEETS: Final = "._sync_buffers"
+_MEETS: Final = ("._sync_buffers", ".full_tensor")
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _CURES: Final = (
     (
@@ -82,7 +83,7 @@ _CURES: Final = (
         ),
     ),
     (
-        r"torch\.utils\.data\.Sampler\.__iter__",
+        re.escape(DRAWS_ORDER),
         (
             "It draws the order of all samples for very few batches: keep an iterator of the DataLoader (`for batch in "
             "loader`), instead of next(iter(loader)) for each batch."
@@ -118,6 +119,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
             if call.endswith(_MEETS) and not _is_last(window.over, rank, str(found.place)):
+                continue
+            if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
             in_library = "." in call and call != _CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
@@ -186,6 +189,12 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
                 f"nodes of {node_us:.0f} us each. Such small operations are mostly torch's own work; on a GPU "
                 "each is a kernel launch.",
             )
+
+
+def _is_asked_anew(rank: RankWindow) -> bool:
+    """Whether a rank begins an epoch with about every batch."""
+    loader = rank.loader
+    return loader is not None and loader.epochs >= EVERY_STEP.value * (loader.batches - loader.eval_batches) > 0
 
 
 def _is_last(window: Window, rank: RankWindow, place: str) -> bool:

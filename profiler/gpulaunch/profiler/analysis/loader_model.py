@@ -28,6 +28,8 @@ from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _HEADROOM: Final = 1.2
 """The advised number of workers has a fifth in reserve, because fetch times vary."""
+_MOST_OF_WAIT: Final = 0.5
+"""With less, the batch that is late is not why workers are idle."""
 _LEAST_ADVISED: Final = 4
 """Per rank, regardless of the number of cores: workers that wait for storage need no core of their own."""
 
@@ -168,8 +170,8 @@ class LoaderModel:
             sends = self.sending_s >= max(HANDOVER.value, self.busy_share) * self.step_s
             if sends or self.stall == "transfer":
                 return "transfer"
-            is_late = self.stall == "head_of_line" or self.reorder_s >= LOST.value * self.step_s
-            return "head_of_line" if is_late else "none"
+            is_late = self.reorder_s >= max(LOST.value * self.step_s, _MOST_OF_WAIT * self.wait_s)
+            return "head_of_line" if is_late or self.stall == "head_of_line" else "none"
         if self.runqueue_share >= CROWDED.value and self.runqueue_share >= self.blocked_share:
             return "contention"
         if not self.knows_runqueue and self.is_crowded:  # waiting for a core looks like waiting for storage

@@ -18,7 +18,6 @@ from gpulaunch.profiler.analysis.thresholds import (
     EPOCHS,
     HANDOVER,
     HOLDS_FETCHES,
-    LOADERS_MADE,
     LOST,
     LOST_MEASURED,
     SAMPLES_OF_A_LINE,
@@ -292,7 +291,7 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
         if loader is None or not loader.workers_configured or loader.epochs < EPOCHS.value:
             continue
         settings = loader_of(rank)
-        made_anew = (number(settings, "made") or 0.0) >= LOADERS_MADE.value
+        made_anew = settings.get("made_anew") is True
         if settings.get("persistent_workers") is not False and not made_anew:
             continue
         # Persistent workers begin an epoch with a fetch, too.

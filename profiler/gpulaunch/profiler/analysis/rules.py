@@ -130,12 +130,12 @@ RULES: Final = (
         judge=loader_rules.restarted_workers,
         problem="Every epoch starts its workers anew.",
         evidence="The creation of the iterator and the wait for the first batch of each epoch in the long window, with "
-        "`persistent_workers=False`, or with a DataLoader that one line has constructed again and again.",
+        "`persistent_workers=False`, or with a DataLoader that a line constructs for every epoch.",
         costs="These waits, without a fetch for each.",
         fix="`DataLoader(..., persistent_workers=True)`, constructed once: outside of the loop over epochs, and with "
         "Lightning without `reload_dataloaders_every_n_epochs`.",
         suppressed="There was one epoch so far.",
-        limits=(thresholds.EPOCHS, thresholds.LOADERS_MADE, thresholds.LOST_MEASURED, thresholds.LONG_S),
+        limits=(thresholds.EPOCHS, thresholds.LOST_MEASURED, thresholds.LONG_S),
     ),
     Rule(
         id="unpinned-copies",
@@ -379,8 +379,9 @@ RULES: Final = (
         costs="One more collective, and the marking of each parameter: as they took on a CPU with gloo. An estimate.",
         fix="`DistributedDataParallel(model)` without `find_unused_parameters=True`, unless the model may leave some "
         "out: then DDP raises an error.",
-        suppressed="A step left a parameter out on any rank; there are several modules of DDP; `static_graph=True`; or "
-        "training is on a GPU: to read there what was used would make the program wait for it.",
+        suppressed="A step left a parameter out on any rank; there are several modules of DDP, or several backward "
+        "passes in a step; `static_graph=True`; or training is on a GPU: to read there what was used would make the "
+        "program wait for it.",
         limits=(thresholds.LOST, thresholds.SEARCH_ALL_REDUCE_S, thresholds.SEARCH_PARAMETER_S),
     ),
     Rule(

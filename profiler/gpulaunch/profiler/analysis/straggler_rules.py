@@ -107,8 +107,11 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
     usual_wait_s = median_high(map(clock.waiting_s, ranks))
     for rank in ranks:
         excess_s = _above_usual(window, rank, clock.own_s)
-        slower_s = _slower_backward_s(window, rank) if clock is _PROGRAM else 0.0
-        if excess_s + slower_s < max(STRAGGLES_S.value, LOST.value * rank.step_s):
+        least_s = max(STRAGGLES_S.value, LOST.value * rank.step_s)
+        likewise_s = 0.0
+        if excess_s < least_s and clock is _PROGRAM:
+            likewise_s = _slower_likewise_s(window, rank)
+        if excess_s + likewise_s < least_s:
             continue
         # If its own work takes longer, it waits less at synchronization points: the others wait for it.
         if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
@@ -118,13 +121,13 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             _all_wait_for_data(window, by_phase["data_wait"]) or _is_supplied_alike(window, rank)
         ):
             continue
-        has_more_to_compute = False
-        if clock is _PROGRAM and _knows_exposed(window):
+        slower_s = likewise_s
+        if not likewise_s and clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
-            if slower_s >= LOST.value * rank.step_s:  # less is within the error of logging one step of a hundred
-                has_more_to_compute = by_phase["forward"] >= LOST.value * clock.phase_s(rank, "forward")
-                by_phase["backward"] = slower_s
-                excess_s += slower_s
+        if likewise_s or slower_s >= LOST.value * rank.step_s:  # less is within the error of logging one of a hundred
+            by_phase["backward"] = slower_s
+            excess_s += slower_s
+        has_more_to_compute = bool(likewise_s) or _is_slower_in_both(rank, by_phase, excess_s)
         queued_s = _above_usual(window, rank, _queued_s)
         cause = _cause(window, rank, by_phase, crowded=queued_s >= 0.5 * excess_s)
         if cause == "compute" and has_more_to_compute:  # all share it, if it is shared alike
@@ -193,14 +196,28 @@ def _knows_exposed(window: Window) -> bool:
     return all(rank.pauses.ddp_comm_ns and not rank.facts.get("device") for rank in window.ranks)
 
 
-def _slower_backward_s(window: Window, rank: RankWindow) -> float:
-    """What backward takes longer than usual, as far as the same is true of forward: what DDP has logged of a few steps
-    is no proof by itself."""
+def _slower_likewise_s(window: Window, rank: RankWindow) -> float:
+    """What backward takes longer than usual, as far as the same is true of forward, and the others wait for that: what
+    DDP has logged of a few steps is no proof by itself."""
     usual_s = {phase: median_low(each.phase_s(phase) for each in window.ranks) for phase in ("forward", "backward")}
     if not _knows_exposed(window) or not usual_s["forward"]:
         return 0.0
     longer_s = (rank.phase_s("forward") / usual_s["forward"] - 1.0) * usual_s["backward"]
-    return max(0.0, min(rank.phase_s("backward") - usual_s["backward"], longer_s))
+    slower_s = min(rank.phase_s("backward") - usual_s["backward"], longer_s)
+    waited_s = median_high(each.phase_s("comm") for each in window.ranks) - rank.phase_s("comm")
+    return slower_s if 0.0 < slower_s <= 2.0 * waited_s else 0.0
+
+
+def _is_slower_in_both(rank: RankWindow, by_phase: Mapping[str, float], excess_s: float) -> bool:
+    """Whether most of a rank's excess is in forward and backward, and both are slower by similar shares."""
+    forward_s, backward_s = by_phase["forward"], by_phase.get("backward", 0.0)
+    if not backward_s or forward_s + backward_s < 0.5 * excess_s:
+        return False
+    shares = [
+        excess / max(rank.phase_s(phase) - excess, 1e-9)
+        for phase, excess in (("forward", forward_s), ("backward", backward_s))
+    ]
+    return shares[0] >= 0.5 * shares[1]
 
 
 def _reduced(window: Window, rank: RankWindow) -> dict[str, float | str]:

@@ -31,6 +31,8 @@ CONSTANT: Final = "the same in every step"
 """In the place of the function that a line calls, for one whose result depends on nothing that changes."""
 ONE_HOT: Final = "one_hot"
 """In the same place, for a statement that makes a matrix of nothing but zeros and a one in each row."""
+DRAWS_ORDER: Final = "torch.utils.data.Sampler.__iter__"
+"""It asks one of torch's samplers for the indices of a batch."""
 ELEMENTS: Final = "element"
 """It takes tensors apart, element by element."""
 

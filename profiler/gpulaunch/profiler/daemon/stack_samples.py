@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
-from gpulaunch.profiler.analysis.window import CONSTANT, ELEMENTS, ONE_HOT
+from gpulaunch.profiler.analysis.window import CONSTANT, DRAWS_ORDER, ELEMENTS, ONE_HOT
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
     ANOMALY,
-    DRAWS_ORDER,
     Call,
     around_backward,
     below_fetch,

@@ -282,7 +282,7 @@ class LoaderWatch:
                     self._blocked_ns += wait_ns
                 else:
                     self._transfer_ns += wait_ns
-            elif wait_ns > SHORT_NS and number != 1 and iterator._num_workers and one_worker_is_late(iterator):
+            elif wait_ns > SHORT_NS and self._reads_queue and one_worker_is_late(iterator, number):
                 self._blocked_ns += wait_ns  # nearly all of it: the others have had as long as their batches took
         if now_ns >= self._tell_due_ns:
             self._tell_due_ns = now_ns + _TELL_EVERY_NS

@@ -6,7 +6,8 @@ hundred; the part that did not overlap with the backward is subtracted from the 
 With `find_unused_parameters=True` it goes through the graph of each forward for parameters that no rank uses, and the
 ranks tell each other which they have used: a tensor with the number of ranks for each parameter. On the CPU it is read
 after each step of an optimizer (2 us for 160 parameters); on a GPU that would be a synchronization, so there nothing is
-known of it. All of it is in the fact "ddp".
+known of it. Nor is it where a step has several backward passes: each may use other parameters, and only what the last
+one has used is seen. All of it is in the fact "ddp".
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from gpulaunch.profiler.probe.taps import Undo, exclude_from_compile, put
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _LOGGED: Final = 9  # steps whose median is used for all
+_UNPAIRED: Final = 0.1
+"""Of the steps: those that are not yet counted, or were skipped."""
 SEARCHED: Final = 200
-"""Steps in which all ranks used all parameters, until the search is taken to be in vain."""
+"""Backward passes in which all ranks used all parameters, until the search is taken to be in vain."""
 _FACTS: Final = (
     *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
     *("broadcast_buffers", "static_graph", "comm_hook", "num_parameter_tensors"),
@@ -62,19 +65,26 @@ class Reducers:
         self._per_step = 1  # how often each of them reduces: once for each backward, if gradients are accumulated
         self._per_optimizer_step = 1
         self._site = ""
+        self._is_compiling = torch.compiler.is_dynamo_compiling
+        self._is_hooked = False
         self._searching: weakref.ref[Any] | None = None
-        self._searched = 0  # steps after which it was read which parameters the ranks had used
+        self._searched = 0  # backward passes of which it was read which parameters the ranks had used
         self._skipped = 0  # those in which one was not used by all of them
 
     def made(self, module: Any) -> None:
         """Add a new module."""
         self._modules.append(weakref.ref(module))
         self._site, _ = line_of_user()
-        if self._searching is None and module.find_unused_parameters and module.device_type == "cpu":
-            self._searching = self._modules[-1]
+        if module.find_unused_parameters and module.device_type == "cpu":
+            self._searching, self._searched, self._skipped = self._modules[-1], 0, 0
+            self._hook()
+
+    def _hook(self) -> None:
+        if not self._is_hooked:
             exclude_from_compile(self._torch, Reducers._stepped, ours=[Reducers._read_used])
             hooks = importlib.import_module("torch.optim.optimizer")
             self._undo.append(hooks.register_optimizer_step_post_hook(self._stepped).remove)
+            self._is_hooked = True
 
     def look(self) -> None:
         """Publish their last logs, summed, since all of them are reduced in one step."""
@@ -113,7 +123,7 @@ class Reducers:
                 **{key: logged[key] for key in _FACTS if key in logged},
                 "modules": modules,
                 "reductions_per_step": self._per_optimizer_step,
-                "searched_in_vain": self._searched >= SEARCHED and not self._skipped,
+                "searched_in_vain": modules == 1 and self._is_in_vain(),
                 "site": self._site,
             }
             facts.set_fact("ddp", told)
@@ -121,8 +131,19 @@ class Reducers:
         median_ns = sorted(self._logged)[len(self._logged) // 2] if self._logged else 0
         machine.exposed_ns = self._per_step * median_ns
 
+    def _is_in_vain(self) -> bool:
+        """Whether the one module searches for parameters that no step has left out so far."""
+        if self._searching is None or self._searching() is None or self._searched < SEARCHED or self._skipped:
+            return False
+        steps, passes = self._probe.machine.optimized, self._probe.machine.microsteps
+        if abs(passes - steps) > _UNPAIRED * steps:
+            self._searching = None  # no step is known as a whole, so none need be read
+        return self._searching is not None
+
     def _stepped(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """An optimizer post-hook."""
+        if self._is_compiling():
+            return
         try:
             self._read_used()
         except Exception as error:
@@ -131,14 +152,15 @@ class Reducers:
                 raise
 
     def _read_used(self) -> None:
-        """Count a step, and whether all ranks used all parameters in it."""
-        module = None if self._searching is None else self._searching()
+        """Count the backward pass before a step, and whether all ranks used all parameters in it."""
+        module = None if self._searching is None or self._skipped else self._searching()
         if module is None or module.static_graph or not self._probe.trains_here():
             return
         # To a list, because no mode of the program sees that, as it would an operation on the tensor.
-        used = module.reducer._get_local_used_map().tolist()
+        with self._torch._C.DisableTorchFunction():
+            used = module.reducer._get_local_used_map().tolist()
         self._searched += 1
-        self._skipped += min(used) < module.process_group.size()
+        self._skipped += not all(count == module.process_group.size() for count in used)
 
 
 def _tap_init(probe: Probe, reducers: Reducers, original: Callable[..., None]) -> Callable[..., None]:
@@ -150,6 +172,8 @@ def _tap_init(probe: Probe, reducers: Reducers, original: Callable[..., None]) -
         try:
             reducers.made(self)
         except Exception as error:
+            if raised_by_program(error):
+                raise
             probe.unavailable(Hook.NESTED, repr(error))
 
     return tapped_init

@@ -99,7 +99,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
             if get_ident() == probe.thread or probe.stands_in(now_ns):
                 if (
                     trains
-                    and (not asked or (asked != BLOCKED and now_ns - asked_ns < SHORT_NS))
+                    and (not self._num_workers or (asked != BLOCKED and now_ns - asked_ns < SHORT_NS))
                     and loader.iterator == id(self)
                     and 1 < self._num_yielded < loader.look_at
                 ):

@@ -64,13 +64,19 @@ def has_out_of_order(iterator: Any) -> bool:
     return len(tasks) > iterator._tasks_outstanding and any(len(task) == 2 for task in tasks.values())
 
 
-def one_worker_is_late(iterator: Any) -> bool:
-    """Whether all workers but one have delivered whatever they were asked for, some of it out of order.
+def one_worker_is_late(iterator: Any, number: int) -> bool:
+    """Whether all workers but one have delivered whatever they were asked for, some of it out of order, in the middle
+    of an epoch: its first batches come as the workers start, and for the last ones nothing else is asked for.
 
-    The latest request does not count: it was made when the batch before it arrived.
+    Args:
+        iterator: of a dataloader.
+        number: of the batch that it has returned, from 1; the request that it makes then does not count.
     """
-    if not has_out_of_order(iterator):
+    workers = iterator._num_workers
+    if number <= workers or not workers or not has_out_of_order(iterator):
         return False
-    latest = iterator._send_idx - 1
-    missing = [task[0] for index, task in iterator._task_info.items() if len(task) == 1 and index != latest]
+    tasks, latest = iterator._task_info, iterator._send_idx - 1
+    if len(tasks) < workers * iterator._prefetch_factor:
+        return False
+    missing = [task[0] for index, task in tasks.items() if len(task) == 1 and index != latest]
     return len(set(missing)) <= 1

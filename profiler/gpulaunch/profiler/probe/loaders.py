@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -20,8 +21,10 @@ _MOST_ALIVE: Final = 256
 """Maximum of loaders known by their sampler or their dataset."""
 
 
-MOST_MADE: Final = 8
-"""As often as one line has constructed a loader, it is counted: this often is as good as every epoch."""
+_MADE: Final = 4
+"""Epochs that a line has constructed loaders for, until that is believed of every epoch."""
+_OF_EPOCHS: Final = 0.8
+"""Loaders that a line has constructed, of its epochs: it may have kept one for a while."""
 _MOST_WRAPPED: Final = 4
 _MOST_ATTRIBUTES: Final = 64
 _OPEN: Final = frozenset(
@@ -42,6 +45,8 @@ class Loaders:
         # object with the same id was also made later, and has replaced it here.
         self._by_sampler: dict[int, dict[str, Any]] = {}
         self._by_dataset: dict[int, str] = {}
+        self._made = Counter[str]()  # loaders that the program has constructed, by line
+        self._epochs = Counter[str]()  # of training, from loaders of a line
         self._last: dict[str, Any] | None = None  # the iterator that returned the last batch
         self._doubted: set[str] = set()  # lines whose loaders were used for evaluation with gradients enabled
 
@@ -59,10 +64,10 @@ class Loaders:
         if kind is None:
             if len(self._kinds) >= _MOST_LOADERS:
                 return
-            kind = self._kinds[key] = {"site": where, "split": None, "made": 0, **settings}
-        if kind["made"] < MOST_MADE:
-            kind["made"] += 1
+            kind = self._kinds[key] = {"site": where, "split": None, "made_anew": False, **settings}
             self._tell()
+        if not by_package:
+            self._made[where] += 1
         _remember(self._by_sampler, id(getattr(loader, "_index_sampler", None)), kind)
 
     def line_of(self, dataset: Any, where: str, *, by_package: bool) -> str:
@@ -79,9 +84,18 @@ class Loaders:
         if kind is None:
             return ""
         where: str = kind["site"]
+        self._epochs[where] += trains
+        if trains and kind["made_anew"] != (made_anew := self._is_made_anew(where)):
+            kind["made_anew"] = made_anew
+            self._tell()
         if kind["split"] is None or (trains and where not in self._doubted):
             self._set_split(kind, "train" if trains else "eval")
         return where
+
+    def _is_made_anew(self, where: str) -> bool:
+        """Whether a line constructs a loader for each epoch of training."""
+        epochs = self._epochs[where]
+        return epochs >= _MADE and _OF_EPOCHS * epochs <= self._made[where] <= epochs + 1
 
     def evaluated(self) -> None:
         """The batches of the last-used loader were not used for training, although gradients were enabled."""

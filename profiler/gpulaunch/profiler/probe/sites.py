@@ -21,6 +21,8 @@ _DEEP: Final = 64  # frames searched; torch's own stacks are not as deep
 _SCALER: Final = "torch.amp.grad_scaler"
 _TRAINS: Final = frozenset({"fit", "train"})
 """Methods of trainers that a program calls once: what they do in a step is their own."""
+_FAR: Final = 12
+"""Frames of packages between a line of the program and what is done for it: those of Lightning's `self.log` are 9."""
 _KEYS: Final = 512  # places remembered; a line has several if it does several things, or if its code is recreated
 
 
@@ -60,24 +62,23 @@ def line_of_user() -> tuple[str, bool]:
 
     If the program consists only of packages, the nearest of those. For rare events: it may search many frames.
     """
-    nearest = caller()
-    frame, _ = _of_program(nearest)
-    told = frame or nearest
-    return "" if told is None else place_of(told), frame is None or frame is not nearest
+    nearest = frame = caller()
+    while frame is not None:
+        if not _within_packages(frame.f_code.co_filename):
+            return place_of(frame), frame is not nearest
+        frame = caller(above=frame)
+    return "" if nearest is None else place_of(nearest), True
 
 
 def asked_for(frame: FrameType | None) -> FrameType | None:
-    """The frame of the program that has called a package's; that itself if it is a trainer's (`trainer.fit`)."""
-    found, inner = _of_program(frame)
-    return frame if found is None or (inner is not None and inner.f_code.co_name in _TRAINS) else found
-
-
-def _of_program(frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
-    """The nearest that is the program's own, of a frame and its callers, and the package's that it has called."""
-    inner = None
-    while frame is not None and _within_packages(frame.f_code.co_filename):
-        inner, frame = frame, caller(above=frame)
-    return frame, inner
+    """The frame of the program that has called a package's; that itself where the program has only started what runs:
+    by a trainer's method, from far away, or in a script that an installation has made."""
+    found, inner, far = frame, None, 0
+    while found is not None and far < _FAR and _within_packages(found.f_code.co_filename):
+        inner, found, far = found, caller(above=found), far + 1
+    if found is None or far == _FAR or (inner is not None and inner.f_code.co_name in _TRAINS):
+        return frame
+    return found if inner is None or found.f_code.co_filename.endswith(".py") else frame
 
 
 def place_of(frame: FrameType) -> str:

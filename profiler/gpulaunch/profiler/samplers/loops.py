@@ -37,7 +37,7 @@ _OF_THE_MODEL: Final = re.compile(
     r"|state_dict"
 )
 """Names of the parts of a model, which differ in shape or need each other."""
-_MOVES: Final = frozenset(
+MOVES: Final = frozenset(
     {
         *("to", "cuda", "cpu", "pin_memory", "detach", "clone", "contiguous", "item", "tolist", "numpy", "float"),
         *("append", "extend", "items", "keys", "values", "get", "update", "size", "len", "range", "zip", "enumerate"),
@@ -46,8 +46,6 @@ _MOVES: Final = frozenset(
     }
 )
 """Functions and methods that compute nothing with tensors."""
-_COUNTS: Final = frozenset({"log", "exp", "sqrt", "floor", "ceil", "round", "min", "max", "abs", "bool"})
-"""Functions that are often those of `math`, of one number."""
 
 
 def loops_of(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> dict[int, tuple[range, ...]]:
@@ -80,43 +78,6 @@ def _is_told(node: Loop | ast.Call, is_taken: bool, makes_steps: Callable[[Loop]
     if isinstance(node, ast.Call):
         return _is_reduced(node) or (is_taken and _is_mapped(node))
     return (is_taken or not isinstance(node, ast.GeneratorExp)) and _is_of_elements(node) and not makes_steps(node)
-
-
-def lines_taking_elements(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> set[int]:
-    """Return the lines, in loops that take an element of a tensor in each turn (`boxes[i, 0].item()`), on which nothing
-    else is done than to take elements, to count with them, and to put them elsewhere.
-
-    Args:
-        tree: of a file.
-        makes_steps: whether a loop makes training steps.
-    """
-    found: set[int] = set()
-    for loop in ast.walk(tree):
-        if not isinstance(loop, ast.For) or makes_steps(loop):
-            continue
-        turns = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
-        if any(_takes_element(call, turns) for statement in loop.body for call in calls_in(statement)):
-            for node in (each for statement in loop.body for each in ast.walk(statement)):
-                if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr) and _only_counts(node):
-                    found.update(lines_of(node))
-    return found
-
-
-def _takes_element(call: ast.Call, turns: set[str]) -> bool:
-    """Whether a call is `item` of what is at a position that a turn of the loop gives."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "item" or call.args:
-        return False
-    nodes = list(ast.walk(call.func.value))
-    return not any(isinstance(node, ast.Call) for node in nodes) and any(
-        isinstance(node, ast.Name) and node.id in turns for node in nodes
-    )
-
-
-def _only_counts(statement: ast.stmt) -> bool:
-    nodes = list(ast.walk(statement))
-    return all(last_name(node) in _MOVES | _COUNTS for node in nodes if isinstance(node, ast.Call)) and not any(
-        isinstance(node, ast.MatMult) for node in nodes
-    )
 
 
 def lines_of(node: ast.stmt | ast.expr) -> range:
@@ -158,7 +119,7 @@ def _is_mapped(call: ast.Call) -> bool:
     function, *iterated = call.args
     if not all(map(_is_batch, iterated)):
         return False
-    return _computes([function.body]) if isinstance(function, ast.Lambda) else _name(function) not in {"", *_MOVES}
+    return _computes([function.body]) if isinstance(function, ast.Lambda) else _name(function) not in {"", *MOVES}
 
 
 def _is_reduced(call: ast.Call) -> bool:
@@ -177,7 +138,7 @@ def _computes(parts: Iterable[ast.AST]) -> bool:
     nodes = [node for part in parts for node in ast.walk(part)]
     calls = (last_name(node) for node in nodes if isinstance(node, ast.Call))
     return any(isinstance(node, ast.BinOp | ast.AugAssign) for node in nodes) or any(
-        name not in _MOVES for name in calls
+        name not in MOVES for name in calls
     )
 
 

@@ -65,6 +65,7 @@ _BUFFERS: Final = re.compile(r"/torch/nn/parallel/distributed\.py (?:.*\.)?_sync
 """What DDP calls before a forward pass to send the buffers of the first rank to all others (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
 _LINEAR: Final = (_MODULE, "/torch/nn/modules/linear.py")
+_OPTIMIZER: Final = "/torch/optim/optimizer.py"
 _CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
 _COMPILED: Final = re.compile(r".*/torch/(?:_dynamo|_functorch|_inductor|_library)/")
 """What calls code that torch has generated, wherever that is, and operations that a program has registered."""
@@ -76,7 +77,6 @@ _SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_inde
 """Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
 _ORDER: Final = re.compile(r"/torch/utils/data/(?:sampler|distributed)\.py$")
 """Where torch's own samplers draw the order of the samples of an epoch, and where they are before it is drawn."""
-DRAWS_ORDER: Final = "torch.utils.data.Sampler.__iter__"
 _LOCK: Final = re.compile(
     rf"{PYTHON_DIR}multiprocessing/synchronize\.py|{PACKAGES_DIR}(?:filelock|portalocker|fasteners)[/.]"
 )
@@ -131,6 +131,8 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     meant = (each for each in below if not _WRAPPER.fullmatch(_function(each[0])) and not _CARRIES.fullmatch(each[2]))
     callee, origin, module = next(meant, below[0])
     name = _dotted(module, _function(callee))
+    if name.endswith(".full_tensor"):  # an optimizer of the program may need all of a gradient
+        in_model = in_model or any(frame.file.endswith(_OPTIMIZER) for frame in frames[depth:])
     return Call(line.file, line.line, name, origin, any(each[1] == "torch" for each in below), in_model)
 
 
@@ -211,7 +213,7 @@ def in_sampler(frames: Sequence[Frame]) -> bool:
 def draws_order(frames: Sequence[Frame]) -> bool:
     """Whether a stack of the training thread is in a sampler of torch's, the deepest frame first: in an epoch of many
     batches that is rare."""
-    return bool(frames) and _ORDER.search(frames[0].file) is not None
+    return _ORDER.search(frames[0].file) is not None
 
 
 def in_compiled(frames: Sequence[Frame]) -> bool:

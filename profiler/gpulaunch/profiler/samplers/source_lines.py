@@ -16,13 +16,13 @@ from typing import Final
 
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
+from gpulaunch.profiler.samplers.element_loops import lines_taking_elements
 from gpulaunch.profiler.samplers.loops import (
     BACKWARD,
     calls_in,
     imported_names,
     last_name,
     lines_of,
-    lines_taking_elements,
     loops_of,
 )
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
@@ -167,7 +167,7 @@ class SourceLines:
         return line in self._source(file).one_hot
 
     def takes_elements(self, file: str, line: int) -> bool:
-        """Whether a statement takes a tensor apart, in a loop: see `loops.lines_taking_elements`."""
+        """Whether a statement takes a tensor apart, in a loop: see `element_loops`."""
         return line in self._source(file).elements
 
     def anomaly_line(self, file: str) -> int:
@@ -214,12 +214,8 @@ def _read(file: str, until_s: float) -> _Source:
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node, steps))
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
-
-        def makes_steps(loop: ast.AST) -> bool:
-            return any(_makes_step(call, steps) for call in calls_in(loop))
-
-        source.loops = loops_of(tree, makes_steps)
-        source.elements = lines_taking_elements(tree, makes_steps)
+        source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
+        source.elements = lines_taking_elements(tree)
         source.constants = constants_of(tree)
     return source
 

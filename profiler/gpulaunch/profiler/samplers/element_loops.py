@@ -1,0 +1,108 @@
+"""Finds in the source of a program the loops that take tensors apart, element by element, in Python.
+
+Each element is an operation of torch, of about a microsecond, whatever is then done with the number. Only lines that do
+nothing else count: a line that computes with whole tensors may be what the step is for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Set
+from typing import Final
+
+from gpulaunch.profiler.samplers.loops import MOVES, calls_in, last_name, lines_of
+
+_COUNTS: Final = frozenset({"round", "min", "max", "abs", "bool", "divmod", "pow"})
+"""Builtin functions of numbers."""
+
+
+def lines_taking_elements(tree: ast.Module) -> set[int]:
+    """Return the lines, in loops and comprehensions, that take an element of a tensor in each turn and do nothing else
+    than to count with it, or to put it elsewhere: `x = boxes[i, 0].item() * SIZE`, `target[i, int(x)] = 1.0`.
+
+    Args:
+        tree: of a file.
+    """
+    found: set[int] = set()
+    for loop in ast.walk(tree):
+        if isinstance(loop, ast.For):
+            found |= _taking_elements(loop)
+        elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):
+            turns = {name for each in loop.generators for name in _names_in(each.target)}
+            if _takes_elements(loop.elt, turns) and _counts(loop.elt, turns):
+                found.update(lines_of(loop.elt))
+    return found
+
+
+def _taking_elements(loop: ast.For) -> set[int]:
+    nodes = [each for statement in loop.body for each in ast.walk(statement)]
+    turns = set(_names_in(loop.target)).union(*(_names_in(each.target) for each in nodes if isinstance(each, ast.For)))
+    numbers = set(turns)
+    found: set[int] = set()
+    takes = False
+    for node in sorted((each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign)), key=_line):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if not _counts(node.value, numbers) or not all(_is_number(each, numbers) for each in targets):
+            continue
+        if (is_taking := _takes_elements(node, turns)) or takes:
+            found.update(lines_of(node))
+        takes = takes or is_taking
+        numbers.update(each.id for target in targets for each in _stored(target))
+    return found if takes else set()
+
+
+def _line(node: ast.stmt) -> int:
+    return node.lineno
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+
+
+def _stored(target: ast.expr) -> Iterator[ast.Name]:
+    return (each for each in ast.walk(target) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+
+
+def _is_number(target: ast.expr, numbers: Set[str]) -> bool:
+    """Whether what is assigned to is a name, or at a position that numbers give."""
+    if isinstance(target, ast.Subscript):
+        return _counts(target.slice, numbers)
+    if isinstance(target, ast.Tuple | ast.List):
+        return all(_is_number(each, numbers) for each in target.elts)
+    return isinstance(target, ast.Name)
+
+
+def _takes_elements(node: ast.AST, turns: Set[str]) -> bool:
+    """Whether any call in a part of a tree is `item` of what is at a position that a turn of a loop gives."""
+    return any(_is_item(call) and not turns.isdisjoint(_names_in(call.func)) for call in calls_in(node))
+
+
+def _is_item(call: ast.Call) -> bool:
+    """Whether a call is `item` of a part of a tensor, which nothing is computed with before."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "item" or call.args:
+        return False
+    return all(last_name(each) in MOVES and not each.args for each in calls_in(call.func.value))
+
+
+def _counts(node: ast.AST, numbers: Set[str]) -> bool:
+    """Whether an expression is made of numbers alone: those that are known, constants, and elements of tensors."""
+    match node:
+        case ast.Call() if _is_item(node):
+            return True
+        case ast.Call(func=ast.Name(id=name)) if name in MOVES | _COUNTS:
+            return all(_counts(each, numbers) for each in node.args)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"))):
+            return all(_counts(each, numbers) for each in node.args)
+        case ast.Name(id=name):
+            return name in numbers or name.isupper()
+        case ast.Constant():
+            return True
+        case ast.BinOp(op=ast.MatMult()):
+            return False
+        case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.BoolOp() | ast.IfExp() | ast.Tuple() | ast.Slice():
+            parts = (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
+            return not isinstance(getattr(node, "op", None), ast.MatMult) and all(
+                _counts(each, numbers) for each in parts
+            )
+        case _:
+            return False
