@@ -422,6 +422,7 @@ def test_a_loop_that_takes_tensors_apart_is_told_where_it_only_moves_elements(tm
         "for t, a in enumerate(actions):\n    a = a.item()\n    obs, reward = env.step(a)",
         "for c in range(3):\n    m = 0\n    x[:, c] = (x[:, c] - means[c].item()) / stds[c].item()",
         "for i, (x, y) in enumerate(loader):\n    temp = temps[i].item()\n    x = (x / 255.0 - mean) / std",
+        "for i, (x, y) in enumerate(loader):\n    temp = temps[i].item()\n    x = x / 255.0",
         "for name, norm in norms:\n    pass\n    total += norm.square().sum(0).item()",
     ],
 )

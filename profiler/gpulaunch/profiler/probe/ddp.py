@@ -69,14 +69,14 @@ class Reducers:
         self._is_hooked = False
         self._searching: weakref.ref[Any] | None = None
         self._searched = 0  # backward passes of which it was read which parameters the ranks had used
-        self._skipped = 0  # those in which one was not used by all of them
+        self._skips = False  # in one of them, a parameter was not used by all
 
     def made(self, module: Any) -> None:
         """Add a new module."""
         self._modules.append(weakref.ref(module))
         self._site, _ = line_of_user()
         if module.find_unused_parameters and module.device_type == "cpu":
-            self._searching, self._searched, self._skipped = self._modules[-1], 0, 0
+            self._searching, self._searched, self._skips = self._modules[-1], 0, False
             self._hook()
 
     def _hook(self) -> None:
@@ -133,7 +133,7 @@ class Reducers:
 
     def _is_in_vain(self) -> bool:
         """Whether the one module searches for parameters that no step has left out so far."""
-        if self._searching is None or self._searching() is None or self._searched < SEARCHED or self._skipped:
+        if self._searching is None or self._searching() is None or self._searched < SEARCHED or self._skips:
             return False
         steps, passes = self._probe.machine.optimized, self._probe.machine.microsteps
         if abs(passes - steps) > _UNPAIRED * steps:
@@ -153,14 +153,14 @@ class Reducers:
 
     def _read_used(self) -> None:
         """Count the backward pass before a step, and whether all ranks used all parameters in it."""
-        module = None if self._searching is None or self._skipped else self._searching()
+        module = None if self._searching is None or self._skips else self._searching()
         if module is None or module.static_graph or not self._probe.trains_here():
             return
         # To a list, because no mode of the program sees that, as it would an operation on the tensor.
         with self._torch._C.DisableTorchFunction():
             used = module.reducer._get_local_used_map().tolist()
         self._searched += 1
-        self._skipped += not all(count == module.process_group.size() for count in used)
+        self._skips = min(used) != max(used) or used[0] != module.process_group.size()
 
 
 def _tap_init(probe: Probe, reducers: Reducers, original: Callable[..., None]) -> Callable[..., None]:

@@ -29,15 +29,17 @@ def lines_taking_elements(tree: ast.Module) -> set[int]:
             found |= _taking_elements(loop)
         elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):
             turns = {name for each in loop.generators for name in _names_in(each.target)}
-            if _takes_elements(loop.elt, turns) and _counts(loop.elt, turns):
+            numbers = {name for each in loop.generators for name in _numbers_of(each)}
+            if _takes_elements(loop.elt, turns) and _counts(loop.elt, numbers):
                 found.update(lines_of(loop.elt))
     return found
 
 
 def _taking_elements(loop: ast.For) -> set[int]:
     nodes = [each for statement in loop.body for each in ast.walk(statement)]
-    turns = set(_names_in(loop.target)).union(*(_names_in(each.target) for each in nodes if isinstance(each, ast.For)))
-    numbers = set(turns)
+    loops = [loop, *(each for each in nodes if isinstance(each, ast.For))]
+    turns = {name for each in loops for name in _names_in(each.target)}
+    numbers = {name for each in loops for name in _numbers_of(each)}
     found: set[int] = set()
     takes = False
     for node in sorted((each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign)), key=_line):
@@ -49,6 +51,20 @@ def _taking_elements(loop: ast.For) -> set[int]:
         takes = takes or is_taking
         numbers.update(each.id for target in targets for each in _stored(target))
     return found if takes else set()
+
+
+def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
+    """The names that are numbers in each turn: those of `range`, and the first of `enumerate`."""
+    match loop:
+        case (
+            ast.For(target=target, iter=ast.Call() as call) | ast.comprehension(target=target, iter=ast.Call() as call)
+        ):
+            if last_name(call) == "range":
+                yield from _names_in(target)
+            elif last_name(call) == "enumerate" and isinstance(target, ast.Tuple):
+                yield from _names_in(target.elts[0])
+        case _:
+            pass
 
 
 def _line(node: ast.stmt) -> int:
