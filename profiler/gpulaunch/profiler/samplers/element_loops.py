@@ -55,16 +55,12 @@ def _taking_elements(loop: ast.For) -> set[int]:
 
 def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
     """The names that are numbers in each turn: those of `range`, and the first of `enumerate`."""
-    match loop:
-        case (
-            ast.For(target=target, iter=ast.Call() as call) | ast.comprehension(target=target, iter=ast.Call() as call)
-        ):
-            if last_name(call) == "range":
-                yield from _names_in(target)
-            elif last_name(call) == "enumerate" and isinstance(target, ast.Tuple):
-                yield from _names_in(target.elts[0])
-        case _:
-            pass
+    if not isinstance(loop.iter, ast.Call):
+        return
+    if last_name(loop.iter) == "range":
+        yield from _names_in(loop.target)
+    elif last_name(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple):
+        yield from _names_in(loop.target.elts[0])
 
 
 def _line(node: ast.stmt) -> int:
