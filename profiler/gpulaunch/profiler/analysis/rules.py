@@ -95,7 +95,8 @@ RULES: Final = (
         id="dataloader-head-of-line",
         judge=loader_rules.head_of_line,
         problem="Finished batches wait for an earlier one that takes longer.",
-        evidence="The training thread waits while finished batches are queued behind the next one in order.",
+        evidence="The training thread waits while finished batches are queued behind the next one in order, or all "
+        "workers but one have finished what they were asked for.",
         costs="That wait, as far as the workers could have kept up on average.",
         fix="`DataLoader(..., in_order=False)` (torch 2.6), or samples that take about equally long.",
         suppressed="`in_order=False` is set.",
@@ -330,8 +331,8 @@ RULES: Final = (
         evidence="Its own work takes longer than that of the median rank, by the program's clock or the GPU's, and it "
         "waits less at synchronization points.",
         costs="Its excess over the median rank; also a slower backward, if the exposed part of DDP's communication is "
-        "known, less what the others compute more if all share it alike. The cause is in the evidence: input, copies, "
-        "compute, throttle, CPU contention, garbage collection, or other.",
+        "known and it is much slower, or forward is as much; less what the others compute more if all share it alike. "
+        "The cause is in the evidence: input, copies, compute, throttle, CPU contention, garbage collection, or other.",
         fix="Depends on the cause.",
         suppressed="The other ranks do not wait for it; or a line that only this rank has takes most of its excess: "
         "that line is then the finding; or it is late because of its data wait, and they wait for their batches "
@@ -413,8 +414,10 @@ RULES: Final = (
         evidence="Samples of the training thread's stack show a line in a call of Python's library or a package (what "
         "is written in C is read in the source), in a function of the program that its loop calls after `backward`, in "
         "what is the same in every step by the source (it uses shapes, numbers, and buffers that nothing in its file "
-        "changes), or always with the GIL: torch releases it for each of its operations, so that line computes in "
-        "Python, or in C that keeps it. The evidence names the call.",
+        "changes), in a loop that takes tensors apart by `item`, or always with the GIL: torch releases it for each of "
+        "its operations, so that line computes in Python, or in C that keeps it. Of torch, what copies, gathers or "
+        "prints what could stay as it is, and the order of samples, if about every batch begins an epoch "
+        "(`next(iter(loader))`). The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time. "
         "A bound, if the line computes with tensors or in Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
