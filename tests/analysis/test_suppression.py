@@ -706,7 +706,7 @@ def test_a_line_that_works_on_tensors_is_not_one_with_the_call_below_it() -> Non
     assert {(each.line, each.evidence["samples_in_line"]) for each in on_cpu} == {(10, 30), (11, 35)}
 
 
-def test_of_ranks_that_wait_for_each_other_in_a_line_the_last_one_tells_what_it_costs() -> None:
+def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_last_one() -> None:
     """DDP's buffers: rank 0 waits 40 % of its steps for rank 1, and both send for 20 % of them."""
     calls = {"train.py:88": "torch.nn.parallel.DistributedDataParallel._sync_buffers"}
     ranks = [
@@ -716,7 +716,7 @@ def test_of_ranks_that_wait_for_each_other_in_a_line_the_last_one_tells_what_it_
 
     (found,) = advise(window(*ranks))
 
-    assert (found.rule, found.ranks) == ("hot-line", (1,))
+    assert (found.rule, found.ranks) == ("hot-line", (0, 1))
     assert found.seconds_per_step == pytest.approx(0.2 * ranks[1].step_s)
     assert "broadcast_buffers=False" in found.advice
 

@@ -118,16 +118,18 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            if call.endswith(_MEETS) and not _is_last(window.over, rank, str(found.place)):
-                continue
+            if call.endswith(_MEETS):
+                least_s = _least_share(window.over, str(found.place)) * rank.step_s
+                found = replace(found, seconds_per_step=least_s)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
             in_library = "." in call and call != _CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
-            least = CONVERTED if call in (_CONVERTS, ONE_HOT) else LOST
-            if not in_library and found.seconds_per_step < least.value * rank.step_s:
-                continue  # the program may need what it computes itself
+            # The program may need what it computes itself.
+            least = LOST_MEASURED if in_library else CONVERTED if call in (_CONVERTS, ONE_HOT) else LOST
+            if found.seconds_per_step < least.value * rank.step_s:
+                continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
             if call == PYTHON and rank.gpu is not None and idle_s is None:
                 continue  # the GPU may compute meanwhile
@@ -197,10 +199,9 @@ def _is_asked_anew(rank: RankWindow) -> bool:
     return loader is not None and loader.epochs >= EVERY_STEP.value * (loader.batches - loader.eval_batches) > 0
 
 
-def _is_last(window: Window, rank: RankWindow, place: str) -> bool:
-    """Whether a rank has the smallest share of its samples in a line, of all ranks of the node."""
-    shares = {each.rank: each.calling.get(place, 0) / each.samples for each in window.ranks if each.samples}
-    return min(shares, key=lambda number: (shares[number], number), default=-1) == rank.rank
+def _least_share(window: Window, place: str) -> float:
+    """The smallest share of a rank's samples in a line, of all ranks of the node."""
+    return min((each.calling.get(place, 0) / each.samples for each in window.ranks if each.samples), default=0.0)
 
 
 def _lines(rank: RankWindow, found: Loss) -> str:

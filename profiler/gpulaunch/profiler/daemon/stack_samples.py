@@ -179,11 +179,14 @@ class StackSamples:
             place_within = None if within is None else (within.file, within.line)
             if self._sources.is_constant(line.file, line.line, place_within):
                 return replace(line, name=CONSTANT)
-        if lines and self._sources.makes_one_hot(lines[-1].file, lines[-1].line) and in_linear_layer(frames):
-            return replace(lines[-1], name=ONE_HOT)
-        inner = frames[0]
-        if self._sources.takes_elements(inner.file, inner.line):
-            return Call(inner.file, inner.line, ELEMENTS)
+        if not lines:
+            return None
+        inner = lines[-1]
+        if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
+            return replace(inner, name=ONE_HOT)
+        calls_nothing = (inner.file, inner.line) == (frames[0].file, frames[0].line)
+        if calls_nothing and self._sources.takes_elements(inner.file, inner.line):
+            return replace(inner, name=ELEMENTS)
         return None
 
     def _is_in_python(

@@ -21,7 +21,7 @@ _MOST_ALIVE: Final = 256
 """Maximum of loaders known by their sampler or their dataset."""
 
 
-_MADE: Final = 4
+_MADE: Final = 6
 """Epochs that a line has constructed loaders for, until that is believed of every epoch."""
 _OF_EPOCHS: Final = 0.8
 """Loaders that a line has constructed, of its epochs: it may have kept one for a while."""
@@ -66,8 +66,7 @@ class Loaders:
                 return
             kind = self._kinds[key] = {"site": where, "split": None, "made_anew": False, **settings}
             self._tell()
-        if not by_package:
-            self._made[where] += 1
+        self._made[where] += 1
         _remember(self._by_sampler, id(getattr(loader, "_index_sampler", None)), kind)
 
     def line_of(self, dataset: Any, where: str, *, by_package: bool) -> str:
@@ -95,7 +94,7 @@ class Loaders:
     def _is_made_anew(self, where: str) -> bool:
         """Whether a line constructs a loader for each epoch of training."""
         epochs = self._epochs[where]
-        return epochs >= _MADE and _OF_EPOCHS * epochs <= self._made[where] <= epochs + 1
+        return epochs >= _MADE and self._made[where] >= _OF_EPOCHS * epochs
 
     def evaluated(self) -> None:
         """The batches of the last-used loader were not used for training, although gradients were enabled."""
