@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SHORT_NS: Final = 1_000_000
 """If a batch arrived within this time, it is not checked whether a ready batch was the expected one."""
+LATE_NS: Final = 4_000_000
+"""If none was ready, and the next one arrived within this time, it is not checked whether only that one is late."""
 
 _ALIKE: Final = 64
 _LOOK_EVERY: Final = 8
@@ -282,7 +284,7 @@ class LoaderWatch:
                     self._blocked_ns += wait_ns
                 else:
                     self._transfer_ns += wait_ns
-            elif wait_ns > SHORT_NS and self._reads_queue and one_worker_is_late(iterator, number):
+            elif wait_ns > LATE_NS and self._reads_queue and one_worker_is_late(iterator, number):
                 self._blocked_ns += wait_ns  # nearly all of it: the others have had as long as their batches took
         if now_ns >= self._tell_due_ns:
             self._tell_due_ns = now_ns + _TELL_EVERY_NS

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import Region, Word
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
-from gpulaunch.profiler.probe.batch import BLOCKED, SHORT_NS
+from gpulaunch.profiler.probe.batch import BLOCKED, LATE_NS, SHORT_NS
 from gpulaunch.profiler.probe.graph import GraphNodes
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.training_thread import OFF, UNOBSERVED
@@ -99,7 +99,8 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
             if get_ident() == probe.thread or probe.stands_in(now_ns):
                 if (
                     trains
-                    and (not self._num_workers or (asked != BLOCKED and now_ns - asked_ns < SHORT_NS))
+                    and asked != BLOCKED
+                    and (now_ns - asked_ns < (SHORT_NS if asked else LATE_NS) or not self._num_workers)
                     and loader.iterator == id(self)
                     and 1 < self._num_yielded < loader.look_at
                 ):
