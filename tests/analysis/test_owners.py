@@ -10,6 +10,7 @@ from healthy_node import HEALTHY_MS, MS, STEPS, rank, site, window
 from rule_cases import CASES, looping_rank, two_ranks
 
 from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.analysis.owners import with_one_owner
 from gpulaunch.profiler.analysis.window import Window
 
 
@@ -106,3 +107,15 @@ def test_a_line_that_logs_what_it_reduces_is_told_as_the_collectives(
     logs = replace(reduces, ranks=tuple(replace(each, samples=120, logged={line: logging}) for each in reduces.ranks))
 
     assert sorted(found.rule for found in advise(logs)) == (told or ["logging-stall", "small-collectives"])
+
+
+@pytest.mark.parametrize(("line", "lines", "told"), [(31, "30-32", [31]), (33, "", [30, 33])])
+def test_lines_that_follow_each_other_are_told_once_wherever_most_samples_are(
+    line: int, lines: str, told: list[int]
+) -> None:
+    """With more samples another line of the group may be the first that has many; the earlier one stays for a while."""
+    (early,) = advise(late_by("other", 1))
+    before = replace(early, evidence={**early.evidence, "lines": "30-32", "samples": 100.0})
+    later = replace(early, line=line, evidence={**early.evidence, "lines": lines, "samples": 200.0})
+
+    assert [each.line for each in with_one_owner([before, later])] == told

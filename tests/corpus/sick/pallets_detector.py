@@ -52,7 +52,7 @@ class GridDetector(nn.Module):
 
 def assign_by_box(boxes, kinds):
     target = torch.zeros(len(boxes), GRID, GRID, 5 + KINDS)
-    for b in range(boxes.shape[0]):
+    for b in range(boxes.shape[0]):  # cause: hot-line
         for j in range(boxes.shape[1]):
             x, y = boxes[b, j, 0].item() * GRID, boxes[b, j, 1].item() * GRID  # cause: hot-line
             w, h = boxes[b, j, 2].item(), boxes[b, j, 3].item()  # cause: hot-line

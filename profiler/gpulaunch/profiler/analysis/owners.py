@@ -49,22 +49,38 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _replaces(later: Finding, earlier: Finding) -> bool:
-    """Whether both are of one thread, and the later one has the more samples."""
-    if (later.rule, earlier.rule) != (_GIL, _GIL) or later.ranks != earlier.ranks:
+    """Whether both are of one thread or of the same lines, and the later one has the more samples."""
+    if later.rule != earlier.rule or later.ranks != earlier.ranks:
         return False
-    if later.evidence.get("thread") != earlier.evidence.get("thread"):
-        return False
-    return float(later.evidence.get("samples", 0.0)) > float(earlier.evidence.get("samples", 0.0))
+    if later.rule == _GIL:
+        is_same = later.evidence.get("thread") == earlier.evidence.get("thread")
+    else:
+        is_same = later.rule == _LINE and later.file == earlier.file and _share_lines(later, earlier)
+    return is_same and float(later.evidence.get("samples", 0.0)) > float(earlier.evidence.get("samples", 0.0))
+
+
+def _share_lines(one: Finding, other: Finding) -> bool:
+    """Whether two findings are of lines that follow each other, and have some in common."""
+    (first, last), (others_first, others_last) = _lines_of(one), _lines_of(other)
+    return first <= others_last and others_first <= last
+
+
+def _lines_of(finding: Finding) -> tuple[int, int]:
+    first, _, last = str(finding.evidence.get("lines", "")).partition("-")
+    if first.isdigit() and last.isdigit():
+        return int(first), int(last)
+    line = finding.line or 0
+    return line, line
 
 
 def _is_in(line: Finding, loop: Finding) -> bool:
     """Whether a line is in a loop, of the same ranks, that takes more, and goes with it: it calls no library."""
-    first, _, last = str(loop.evidence.get("lines", "")).partition("-")
-    if line.file != loop.file or line.line is None or not (first.isdigit() and last.isdigit()):
+    first, last = _lines_of(loop)
+    if line.file != loop.file or line.line is None:
         return False
     if "." in str(line.evidence.get("call", "")) or not set(line.ranks) <= set(loop.ranks):
         return False
-    return int(first) <= line.line <= int(last) and line.seconds_per_step <= loop.seconds_per_step
+    return first <= line.line <= last and line.seconds_per_step <= loop.seconds_per_step
 
 
 def _is_log_of(log: Finding, reduced: Finding) -> bool:

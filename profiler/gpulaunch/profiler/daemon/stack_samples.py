@@ -185,8 +185,8 @@ class StackSamples:
         if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
             return replace(inner, name=ONE_HOT)
         calls_nothing = (inner.file, inner.line) == (frames[0].file, frames[0].line)
-        if calls_nothing and self._sources.takes_elements(inner.file, inner.line):
-            return replace(inner, name=ELEMENTS)
+        if calls_nothing and (loop := self._sources.loop_over_elements(inner.file, inner.line)):
+            return replace(inner, line=loop, name=ELEMENTS)
         return None
 
     def _is_in_python(

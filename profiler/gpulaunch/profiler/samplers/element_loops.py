@@ -7,7 +7,7 @@ nothing else count: a line that computes with whole tensors may be what the step
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import MOVES, calls_in, last_name, lines_of
@@ -16,22 +16,26 @@ _COUNTS: Final = frozenset({"round", "min", "max", "abs", "bool", "divmod", "pow
 """Builtin functions of numbers."""
 
 
-def lines_taking_elements(tree: ast.Module) -> set[int]:
+def loops_over_elements(tree: ast.Module) -> dict[int, int]:
     """Return the lines, in loops and comprehensions, that take an element of a tensor in each turn and do nothing else
-    than to count with it, or to put it elsewhere: `x = boxes[i, 0].item() * SIZE`, `target[i, int(x)] = 1.0`.
+    than to count with it, or to put it elsewhere (`x = boxes[i, 0].item() * SIZE`, `target[i, int(x)] = 1.0`), and
+    where the outermost of these loops begins.
 
     Args:
         tree: of a file.
     """
-    found: set[int] = set()
-    for loop in ast.walk(tree):
+    found: dict[int, int] = {}
+    for loop in ast.walk(tree):  # the outermost first
         if isinstance(loop, ast.For):
-            found |= _taking_elements(loop)
+            lines: Iterable[int] = _taking_elements(loop)
         elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):
             turns = {name for each in loop.generators for name in _names_in(each.target)}
             numbers = {name for each in loop.generators for name in _numbers_of(each)}
-            if _takes_elements(loop.elt, turns) and _counts(loop.elt, numbers):
-                found.update(lines_of(loop.elt))
+            lines = lines_of(loop.elt) if _takes_elements(loop.elt, turns) and _counts(loop.elt, numbers) else ()
+        else:
+            continue
+        for line in lines:
+            found.setdefault(line, loop.lineno)
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
-from gpulaunch.profiler.samplers.element_loops import lines_taking_elements
+from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import (
     BACKWARD,
     calls_in,
@@ -97,7 +97,7 @@ class _Source:
     is_read: bool = False
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     one_hot: set[int] = field(default_factory=set[int])
-    elements: set[int] = field(default_factory=set[int])
+    elements: dict[int, int] = field(default_factory=dict[int, int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
@@ -166,9 +166,9 @@ class SourceLines:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
         return line in self._source(file).one_hot
 
-    def takes_elements(self, file: str, line: int) -> bool:
-        """Whether a statement takes a tensor apart, in a loop: see `element_loops`."""
-        return line in self._source(file).elements
+    def loop_over_elements(self, file: str, line: int) -> int:
+        """The first line of the loop in which a statement takes a tensor apart, see `element_loops`; 0: it does not."""
+        return self._source(file).elements.get(line, 0)
 
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
@@ -215,7 +215,7 @@ def _read(file: str, until_s: float) -> _Source:
             source.after_backward.update(_after_backward(node, steps))
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
         source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
-        source.elements = lines_taking_elements(tree)
+        source.elements = loops_over_elements(tree)
         source.constants = constants_of(tree)
     return source
 
