@@ -209,8 +209,11 @@ def _slower_likewise_s(window: Window, rank: RankWindow) -> float:
 
 
 def _is_slower_in_both(rank: RankWindow, by_phase: Mapping[str, float], excess_s: float) -> bool:
-    """Whether most of a rank's excess is in forward and backward, and both are slower by similar shares."""
+    """Whether a rank's forward is much slower besides its backward, or most of its excess is in both, by similar
+    shares."""
     forward_s, backward_s = by_phase["forward"], by_phase.get("backward", 0.0)
+    if backward_s and forward_s >= LOST.value * rank.step_s:
+        return True
     if not backward_s or forward_s + backward_s < 0.5 * excess_s:
         return False
     shares = [
