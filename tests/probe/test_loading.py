@@ -230,6 +230,7 @@ def test_the_facts_tell_how_a_program_is_set_up(run):
     assert re.fullmatch(r"\S*loading\.py:\d+ tells_of_itself", training.pop("site"))
     assert training == {
         "split": "train",
+        "made_anew": False,
         "num_workers": 2,
         "prefetch_factor": 3,
         "pin_memory": False,

@@ -429,7 +429,7 @@ RULES: Final = (
         "Python's values, with a GPU or in less than 30 % of the step; the main thread is not the one that trains; or "
         "there are few samples so far.",
         limits=(
-            *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED),
+            *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
             *(thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
         ),
     ),
