@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section, text
-from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
-from gpulaunch.profiler.analysis.thresholds import (
-    BUSY,
-    LOST,
-    LOST_MEASURED,
-    REDUCTIONS,
-    SEARCH_ALL_REDUCE_S,
-    SEARCH_PARAMETER_S,
-    SMALL_COLLECTIVES,
-)
+from gpulaunch.profiler.analysis.facts import number, section
+from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
+from gpulaunch.profiler.analysis.thresholds import BUSY, LOST_MEASURED, REDUCTIONS, SMALL_COLLECTIVES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _GATHERS: Final = 2.2
@@ -112,27 +104,6 @@ def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
         f"micro-batch: the gradients are reduced {reductions:.0f} times per step, and needed once. Until then each "
         "rank keeps those of all parameters.",
     )
-
-
-def unused_parameters_searched(window: Window) -> Iterator[Loss]:
-    """DDP searches for parameters that are not used in a step, and there are none."""
-    for rank in window.ranks:
-        ddp = section(rank.facts, "ddp")
-        parameters = number(ddp, "num_parameter_tensors") or 0.0
-        if ddp.get("searched_in_vain") is not True or rank.gpu is not None:
-            continue
-        lost_s = SEARCH_ALL_REDUCE_S.value + SEARCH_PARAMETER_S.value * parameters
-        if lost_s >= LOST.value * rank.step_s:
-            yield Loss(
-                rank=rank.rank,
-                seconds_per_step=lost_s,
-                step_s=rank.step_s,
-                confidence=ESTIMATED,
-                evidence={"step_seconds": rank.step_s, "parameters": parameters},
-                advice="Remove find_unused_parameters=True: all ranks have used all parameters in every step so far. "
-                "If the model may leave some out later, keep it; without it, DDP raises an error then.",
-                place=place_of(text(ddp, "site")),
-            )
 
 
 def _reductions(rank: RankWindow, lost_s: float, evidence: Mapping[str, float], advice: str) -> Iterator[Loss]:

@@ -1,9 +1,10 @@
-"""Rules about what is computed in vain: padding, gradients without an optimizer, rows of embeddings, and what several
-backward passes go through.
+"""Rules about what is computed in vain: padding, gradients without an optimizer, rows of embeddings, what several
+backward passes go through, and searches for unused parameters.
 
-The rank reads what they need now and then: see `probe.padding`, `probe.gradients` and `probe.repeats`. What they cost
-follows from the time of the phases. With a GPU these tell only when its kernels were started, so there it is the GPU's
-busy time, of which two thirds are taken for backward: it has two matrix products for each one of forward.
+The rank reads what they need now and then: see `probe.padding`, `probe.gradients`, `probe.repeats` and `probe.ddp`.
+What they cost follows from the time of the phases. With a GPU these tell only when its kernels were started, so there
+it is the GPU's busy time, of which two thirds are taken for backward: it has two matrix products for each one of
+forward.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section
+from gpulaunch.profiler.analysis.facts import number, section, text
 from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.gpu_idle import gpu_idle_s
-from gpulaunch.profiler.analysis.thresholds import LOST, PADDED
+from gpulaunch.profiler.analysis.thresholds import LOST, PADDED, SEARCH_ALL_REDUCE_S, SEARCH_PARAMETER_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _OF_BACKWARD: Final = 2 / 3
@@ -107,6 +108,23 @@ def embedding_gradient_dense(window: Window) -> Iterator[Loss]:
             f"{share:.0%} of all parameters are rows of embeddings that a batch does not look up; their gradient is "
             "zero, and the optimizer updates them all the same. Use nn.Embedding(..., sparse=True), with "
             "torch.optim.SparseAdam, Adagrad or SGD for them. Then compare the loss curves.",
+        )
+
+
+def unused_parameters_searched(window: Window) -> Iterator[Loss]:
+    """DDP searches for parameters that are not used in a step, and there are none."""
+    for rank in window.ranks:
+        ddp = section(rank.facts, "ddp")
+        parameters = number(ddp, "num_parameter_tensors") or 0.0
+        if ddp.get("searched_in_vain") is not True or rank.gpu is not None:
+            continue
+        yield from _lost(
+            rank,
+            SEARCH_ALL_REDUCE_S.value + SEARCH_PARAMETER_S.value * parameters,
+            {"parameters": parameters},
+            "Remove find_unused_parameters=True: all ranks have used all parameters in every step so far. If the model "
+            "may leave some out later, keep it; without it, DDP raises an error then.",
+            text(ddp, "site"),
         )
 
 

@@ -373,7 +373,7 @@ RULES: Final = (
     ),
     Rule(
         id="unused-parameters-searched",
-        judge=collective_rules.unused_parameters_searched,
+        judge=compute_rules.unused_parameters_searched,
         problem="DDP searches for unused parameters in every step, and there are none.",
         evidence="After each step on the CPU, what the ranks have told each other: all of them used all parameters, "
         "in at least 200 steps and in every one so far.",

@@ -199,11 +199,11 @@ def _knows_exposed(window: Window) -> bool:
 def _slower_likewise_s(window: Window, rank: RankWindow) -> float:
     """What backward takes longer than usual, as far as the same is true of forward, and the others wait for that: what
     DDP has logged of a few steps is no proof by itself."""
-    usual_s = {phase: median_low(each.phase_s(phase) for each in window.ranks) for phase in ("forward", "backward")}
-    if not _knows_exposed(window) or not usual_s["forward"]:
+    forward_s, backward_s = (_phase_above_usual(window, rank, _PROGRAM, each) for each in ("forward", "backward"))
+    usual_forward_s = rank.phase_s("forward") - forward_s
+    if not _knows_exposed(window) or not usual_forward_s:
         return 0.0
-    longer_s = (rank.phase_s("forward") / usual_s["forward"] - 1.0) * usual_s["backward"]
-    slower_s = min(rank.phase_s("backward") - usual_s["backward"], longer_s)
+    slower_s = min(backward_s, forward_s / usual_forward_s * (rank.phase_s("backward") - backward_s))
     waited_s = median_high(each.phase_s("comm") for each in window.ranks) - rank.phase_s("comm")
     return slower_s if 0.0 < slower_s <= 2.0 * waited_s else 0.0
 

@@ -138,7 +138,8 @@ class Reducers:
         steps, passes = self._probe.machine.optimized, self._probe.machine.microsteps
         if abs(passes - steps) > _UNPAIRED * steps:
             self._searching = None  # no step is known as a whole, so none need be read
-        return self._searching is not None
+            return False
+        return True
 
     def _stepped(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """An optimizer post-hook."""

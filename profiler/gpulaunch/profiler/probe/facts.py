@@ -4,12 +4,13 @@
     torch         its version
     omp_threads   OMP_NUM_THREADS, null if it is not set; torch_threads: what torch uses
     device        type, index, uuid, name, capability; null while no GPU is in use
-    loaders       one object for each dataloader: site, split (train, eval, null: not used yet) and its settings
+    loaders       one object for each dataloader: site, split (train, eval, null: not used yet), made_anew (for each
+                  epoch) and its settings
     precision     of the newest optimizer: parameters (dtype), sharded, optimizer (its class); default (dtype), autocast
                   (dtype or false), matmul (of float32)
     dataparallel  the line that makes a DataParallel, or null
     ddp           the last log of DistributedDataParallel, with the number of its modules and how often each of them
-                  reduces in a step; or null
+                  reduces in a step, the line of the newest, and whether it searches in vain; or null
     fsdp          how often FSDP reduces in a step of the optimizer, how long that takes (seconds), and its gathers of
                   parameters for each of a unit's reductions; not on a GPU
     graph         nodes: of the autograd graph of a backward pass, the mean of some; at_least: one had too many;

@@ -62,23 +62,31 @@ def line_of_user() -> tuple[str, bool]:
 
     If the program consists only of packages, the nearest of those. For rare events: it may search many frames.
     """
-    nearest = frame = caller()
-    while frame is not None:
-        if not _within_packages(frame.f_code.co_filename):
-            return place_of(frame), frame is not nearest
-        frame = caller(above=frame)
+    nearest = caller()
+    frame, _ = _of_program(nearest)
+    if frame is not None:
+        return place_of(frame), frame is not nearest
     return "" if nearest is None else place_of(nearest), True
 
 
 def asked_for(frame: FrameType | None) -> FrameType | None:
     """The frame of the program that has called a package's; that itself where the program has only started what runs:
     by a trainer's method, from far away, or in a script that an installation has made."""
-    found, inner, far = frame, None, 0
-    while found is not None and far < _FAR and _within_packages(found.f_code.co_filename):
-        inner, found, far = found, caller(above=found), far + 1
-    if found is None or far == _FAR or (inner is not None and inner.f_code.co_name in _TRAINS):
+    found, inner = _of_program(frame, _FAR)
+    if found is None or inner is None or inner.f_code.co_name in _TRAINS:
         return frame
-    return found if inner is None or found.f_code.co_filename.endswith(".py") else frame
+    return found if found.f_code.co_filename.endswith(".py") else frame
+
+
+def _of_program(frame: FrameType | None, most: int = sys.maxsize) -> tuple[FrameType | None, FrameType | None]:
+    """The nearest that is the program's own, of a frame and its callers, and the package's that it has called; no frame
+    of the program if it is none of so many."""
+    inner = None
+    for _ in range(most):
+        if frame is None or not _within_packages(frame.f_code.co_filename):
+            return frame, inner
+        inner, frame = frame, caller(above=frame)
+    return None, inner
 
 
 def place_of(frame: FrameType) -> str:

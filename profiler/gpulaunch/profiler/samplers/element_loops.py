@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Set
+from operator import attrgetter
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import MOVES, calls_in, last_name, lines_of
@@ -45,16 +46,15 @@ def _taking_elements(loop: ast.For) -> set[int]:
     turns = {name for each in loops for name in _names_in(each.target)}
     numbers = {name for each in loops for name in _numbers_of(each)}
     found: set[int] = set()
-    takes = False
-    for node in sorted((each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign)), key=_line):
+    assignments = (each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign))
+    for node in sorted(assignments, key=attrgetter("lineno")):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if not _counts(node.value, numbers) or not all(_is_number(each, numbers) for each in targets):
             continue
-        if (is_taking := _takes_elements(node, turns)) or takes:
+        if found or _takes_elements(node, turns):
             found.update(lines_of(node))
-        takes = takes or is_taking
         numbers.update(each.id for target in targets for each in _stored(target))
-    return found if takes else set()
+    return found
 
 
 def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
@@ -65,10 +65,6 @@ def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
         yield from _names_in(loop.target)
     elif last_name(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple):
         yield from _names_in(loop.target.elts[0])
-
-
-def _line(node: ast.stmt) -> int:
-    return node.lineno
 
 
 def _names_in(node: ast.AST) -> Iterator[str]:
@@ -117,8 +113,6 @@ def _counts(node: ast.AST, numbers: Set[str]) -> bool:
             return False
         case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.BoolOp() | ast.IfExp() | ast.Tuple() | ast.Slice():
             parts = (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
-            return not isinstance(getattr(node, "op", None), ast.MatMult) and all(
-                _counts(each, numbers) for each in parts
-            )
+            return all(_counts(each, numbers) for each in parts)
         case _:
             return False

@@ -17,14 +17,7 @@ from typing import Final
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
-from gpulaunch.profiler.samplers.loops import (
-    BACKWARD,
-    calls_in,
-    imported_names,
-    last_name,
-    lines_of,
-    loops_of,
-)
+from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
 _MOST_BYTES: Final = 1 << 17
