@@ -411,6 +411,24 @@ def test_a_loop_that_takes_tensors_apart_is_told_where_it_only_moves_elements(tm
     assert set(samples.tally.calls.values()) == {"element"}
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for i in range(len(gaps)):\n    t = float(gaps[i, 0])\n    level[i] = t * 0.9",
+        "while i < n:\n    score = peaks[i].item()\n    kept[i] = float(score > 0.5)\n    i += 1",
+        "while i < n:\n    j = int(order[i])\n    kept[j] = 1.0\n    i += 1",
+        "for i, row in enumerate(rows):\n    if marked:\n        kept[i] = bool(row[i])",
+    ],
+)
+def test_a_loop_may_take_an_element_in_several_ways(tmp_path: Path, loop: str) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(f"{loop}\n")
+    samples = StackSamples(Path("/"))
+    samples.add(RankPlace(rank=0, local_rank=0, pid=os.getpid()), "forward", [Frame("f", str(program), 3)])
+
+    assert samples.tally.calling == {(0, f"{program}:1"): 1}
+
+
 def test_no_source_of_a_package_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's are long: to read one takes 0.1 s, a quarter of what all samples of a short run may take."""
     asked: set[str] = set()
@@ -445,6 +463,8 @@ def test_no_source_of_a_package_is_read(tmp_path: Path, monkeypatch: pytest.Monk
         "for c in range(3):\n    m = 0\n    x[:, c] = (x[:, c] - means[c].item()) / stds[c].item()",
         "for i, (x, y) in enumerate(loader):\n    temp = temps[i].item()\n    x = (x / 255.0 - mean) / std",
         "for i, (x, y) in enumerate(loader):\n    temp = temps[i].item()\n    x = x / 255.0",
+        "while t < n:\n    a = float(alphas[t])\n    x = a * x + (1 - a) * net(x)\n    t += 1",
+        "for i, row in enumerate(rows):\n    w = float(net(row)[i])\n    total += w * row",
         "for name, norm in norms:\n    pass\n    total += norm.square().sum(0).item()",
     ],
 )

@@ -13,6 +13,8 @@ from typing import Final
 
 from gpulaunch.profiler.samplers.loops import MOVES, calls_in, last_name, lines_of
 
+_CONVERTS: Final = frozenset({"float", "int", "bool"})
+"""Builtin functions that make a number of a tensor of one element."""
 _COUNTS: Final = frozenset({"round", "min", "max", "abs", "bool", "divmod", "pow"})
 """Builtin functions of numbers."""
 
@@ -27,7 +29,7 @@ def loops_over_elements(tree: ast.Module) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for loop in ast.walk(tree):  # the outermost first
-        if isinstance(loop, ast.For):
+        if isinstance(loop, ast.For | ast.While):
             lines: Iterable[int] = _taking_elements(loop)
         elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):
             turns = {name for each in loop.generators for name in _names_in(each.target)}
@@ -40,11 +42,12 @@ def loops_over_elements(tree: ast.Module) -> dict[int, int]:
     return found
 
 
-def _taking_elements(loop: ast.For) -> set[int]:
+def _taking_elements(loop: ast.For | ast.While) -> set[int]:
     nodes = [each for statement in loop.body for each in ast.walk(statement)]
-    loops = [loop, *(each for each in nodes if isinstance(each, ast.For))]
-    turns = {name for each in loops for name in _names_in(each.target)}
-    numbers = {name for each in loops for name in _numbers_of(each)}
+    loops = [each for each in (loop, *nodes) if isinstance(each, ast.For)]
+    counters = _counters(nodes)
+    turns = counters.union(name for each in loops for name in _names_in(each.target))
+    numbers = counters.union(name for each in loops for name in _numbers_of(each))
     found: set[int] = set()
     assignments = (each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign))
     for node in sorted(assignments, key=attrgetter("lineno")):
@@ -55,6 +58,12 @@ def _taking_elements(loop: ast.For) -> set[int]:
             found.update(lines_of(node))
         numbers.update(each.id for target in targets for each in _stored(target))
     return found
+
+
+def _counters(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names of which statements make the next number: `i += 1`."""
+    counts = (each for each in nodes if isinstance(each, ast.AugAssign) and isinstance(each.value, ast.Constant))
+    return {each.target.id for each in counts if isinstance(each.target, ast.Name)}
 
 
 def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
@@ -85,15 +94,21 @@ def _is_number(target: ast.expr, numbers: Set[str]) -> bool:
 
 
 def _takes_elements(node: ast.AST, turns: Set[str]) -> bool:
-    """Whether any call in a part of a tree is `item` of what is at a position that a turn of a loop gives."""
-    return any(_is_item(call) and not turns.isdisjoint(_names_in(call.func)) for call in calls_in(node))
+    """Whether any call in a part of a tree takes the element at a position that a turn of a loop gives."""
+    return any(_is_item(call) and not turns.isdisjoint(_names_in(call)) for call in calls_in(node))
 
 
 def _is_item(call: ast.Call) -> bool:
-    """Whether a call is `item` of a part of a tensor, which nothing is computed with before."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "item" or call.args:
-        return False
-    return all(last_name(each) in MOVES and not each.args for each in calls_in(call.func.value))
+    """Whether a call makes a number of a part of a tensor, which nothing is computed with before: `boxes[i].item()`,
+    `float(boxes[i])`."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=taken, attr="item"), args=[]):
+            pass
+        case ast.Call(func=ast.Name(id=name), args=[ast.Subscript() as taken]) if name in _CONVERTS:
+            pass
+        case _:
+            return False
+    return all(last_name(each) in MOVES and not each.args for each in calls_in(taken))
 
 
 def _counts(node: ast.AST, numbers: Set[str]) -> bool:
