@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -427,6 +428,38 @@ def test_a_loop_may_take_an_element_in_several_ways(tmp_path: Path, loop: str) -
     samples.add(RankPlace(rank=0, local_rank=0, pid=os.getpid()), "forward", [Frame("f", str(program), 3)])
 
     assert samples.tally.calling == {(0, f"{program}:1"): 1}
+
+
+_AGAIN = [
+    "out = net(x)\nwith torch.no_grad():\n    right = (net(x).argmax(1) == y).sum()",
+    "loss = ce(self(x), y)\nself.log('loss', loss)\nself.log('acc', (self(x).argmax(1) == y).float().mean())",
+    "with no_grad():\n    pass\n    acc = accuracy(self.net(x), y)\nwith autocast():\n    loss = ce(self.net(x), y)",
+]
+_ONCE = [
+    "out = net(x)\nwith torch.no_grad():\n    target = net(x).softmax(1)",  # a Pi model
+    "out = net(x)\nx, y = next(batches)\nright = (net(x).argmax(1) == y).sum()",
+    "out = net(x)\nnet.eval()\nright = (net(x).argmax(1) == y).sum()",
+    "old = net(x)\nwith torch.no_grad():\n    right = (teacher(x).argmax(1) == y).sum()",
+    "if warm:\n    out = net(x)\nright = (net(x).argmax(1) == y).sum()",
+    "def step(x):\n    return net(x)\nright = (net(x).argmax(1) == y).sum()",
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_told"), [*((each, True) for each in _AGAIN), *((each, False) for each in _ONCE)]
+)
+def test_a_forward_pass_only_for_a_metric_is_told(tmp_path: Path, source: str, *, is_told: bool) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("def step(self, x, y):\n" + textwrap.indent(f"{source}\n", "    "))
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    calls = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
+    linear = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+    for line in range(1, 7):
+        samples.add(place, "forward", [linear, calls, Frame("step", str(program), line)])
+        samples.add(place, "forward", [Frame("step", str(program), line)])
+
+    assert samples.tally.calling == ({(0, f"{program}:4"): 1} if is_told else {})
+    assert set(samples.tally.calls.values()) <= {"forward again"}
 
 
 def test_no_source_of_a_package_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

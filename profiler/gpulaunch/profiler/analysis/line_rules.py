@@ -28,7 +28,16 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import CONSTANT, DRAWS_ORDER, ELEMENTS, ONE_HOT, PYTHON, RankWindow, Window
+from gpulaunch.profiler.analysis.window import (
+    CONSTANT,
+    DRAWS_ORDER,
+    ELEMENTS,
+    FORWARD_AGAIN,
+    ONE_HOT,
+    PYTHON,
+    RankWindow,
+    Window,
+)
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
@@ -99,6 +108,8 @@ _IN_PLACE_OF_CALLS: Final = {
     "once, in __init__ with register_buffer, or keep it for each shape.",
     ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
     "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
+    FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "
+    "the output that the loss is computed from (output.detach()), or compare every N steps.",
     ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
     "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
 }

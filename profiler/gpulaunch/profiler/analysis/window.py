@@ -33,6 +33,8 @@ ONE_HOT: Final = "one_hot"
 """In the same place, for a statement that makes a matrix of nothing but zeros and a one in each row."""
 DRAWS_ORDER: Final = "torch.utils.data.Sampler.__iter__"
 """It asks one of torch's samplers for the indices of a batch."""
+FORWARD_AGAIN: Final = "forward again"
+"""It makes the forward pass of the step a second time, only to compare the predictions."""
 ELEMENTS: Final = "element"
 """It takes tensors apart, element by element."""
 

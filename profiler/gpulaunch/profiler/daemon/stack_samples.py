@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
-from gpulaunch.profiler.analysis.window import CONSTANT, DRAWS_ORDER, ELEMENTS, ONE_HOT
+from gpulaunch.profiler.analysis.window import CONSTANT, DRAWS_ORDER, ELEMENTS, FORWARD_AGAIN, ONE_HOT
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
@@ -181,6 +181,9 @@ class StackSamples:
                 return replace(line, name=CONSTANT)
         if not lines:
             return None
+        for frame, calls_module in loops_may_be_in(frames):
+            if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
+                return Call(frame.file, frame.line, FORWARD_AGAIN)
         inner = lines[-1]
         if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
             return replace(inner, name=ONE_HOT)

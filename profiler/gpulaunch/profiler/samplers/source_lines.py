@@ -18,6 +18,7 @@ from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
+from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 
 _MOST_BYTES: Final = 1 << 17
@@ -91,6 +92,7 @@ class _Source:
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     one_hot: set[int] = field(default_factory=set[int])
     elements: dict[int, int] = field(default_factory=dict[int, int])
+    for_metrics: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
@@ -163,6 +165,10 @@ class SourceLines:
         """The first line of the loop in which a statement takes a tensor apart, see `element_loops`; 0: it does not."""
         return self._source(file).elements.get(line, 0)
 
+    def is_pass_for_metric(self, file: str, line: int) -> bool:
+        """Whether a line makes a forward pass again, only to compare its predictions, see `repeated_passes`."""
+        return line in self._source(file).for_metrics
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -209,6 +215,7 @@ def _read(file: str, until_s: float) -> _Source:
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
         source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
         source.elements = loops_over_elements(tree)
+        source.for_metrics = passes_for_metrics(tree)
         source.constants = constants_of(tree)
     return source
 
