@@ -109,6 +109,23 @@ def test_a_line_that_logs_what_it_reduces_is_told_as_the_collectives(
     assert sorted(found.rule for found in advise(logs)) == (told or ["logging-stall", "small-collectives"])
 
 
+@pytest.mark.parametrize(
+    ("line", "samples", "told"),
+    [
+        ("train.py:88", 30, ["small-collectives"]),
+        ("train.py:88", 400, ["hot-line"]),
+        ("train.py:90", 400, ["hot-line", "small-collectives"]),
+    ],
+    ids=["little besides", "mostly pickle", "another line"],
+)
+def test_objects_that_all_ranks_send_each_other_are_told_once(line: str, samples: int, told: list[str]) -> None:
+    reduces = CASES["small-collectives"].fault
+    calls = {line: "torch.distributed.distributed_c10d.all_gather_object"}
+    sends = tuple(replace(each, samples=500, calling={line: samples}, calls=calls, gpu=None) for each in reduces.ranks)
+
+    assert sorted(found.rule for found in advise(replace(reduces, ranks=sends))) == told
+
+
 @pytest.mark.parametrize(("line", "lines", "told"), [(31, "30-32", [31]), (33, "", [30, 33])])
 def test_lines_that_follow_each_other_are_told_once_wherever_most_samples_are(
     line: int, lines: str, told: list[int]

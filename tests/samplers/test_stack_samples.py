@@ -52,8 +52,12 @@ def test_what_gathers_a_state_from_all_ranks_is_a_call_of_its_line_whatever_it_w
     place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
     for phase in ("checkpoint", "comm", "other"):
         samples.add(place, phase, [waits, gathers, Frame("<module>", program, 4)])
+    logs = Frame("wrapper", f"{PACKAGES}/torch/distributed/c10d_logger.py", 83)
+    sends = Frame("all_gather_object", f"{PACKAGES}/torch/distributed/distributed_c10d.py", 3500)
+    samples.add(place, "comm", [waits, sends, logs, Frame("<module>", program, 2)])
 
-    assert samples.tally.calling == {(0, f"{program}:4"): 3}
+    assert samples.tally.calling == {(0, f"{program}:4"): 3, (0, f"{program}:2"): 1}
+    assert samples.tally.calls[0, f"{program}:2"] == "torch.distributed.distributed_c10d.all_gather_object"
 
 
 def test_a_tensor_gathered_whole_is_a_call_of_its_line_except_in_the_model(program: str) -> None:

@@ -42,7 +42,7 @@ from gpulaunch.profiler.analysis.window import (
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
 _CONVERTS: Final = "torch.tensor"
-_MEETS: Final = ("._sync_buffers", ".full_tensor")
+_MEETS: Final = ("._sync_buffers", ".full_tensor", "_object", "_object_list")
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _CURES: Final = (
     (
@@ -89,6 +89,13 @@ _CURES: Final = (
         (
             "It gathers a whole tensor from all ranks: compute from the shards what can be (norm() of the DTensor; "
             "torch.nn.utils.get_total_norm for many), or gather it every N steps."
+        ),
+    ),
+    (
+        r"torch\.distributed\..*_object(?:_list)?",
+        (
+            "It sends objects by pickle, and all ranks wait for it: reduce numbers as one small tensor (all_reduce), "
+            "and gather what is large every N steps, or in the validation."
         ),
     ),
     (

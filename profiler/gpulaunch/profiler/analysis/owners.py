@@ -40,7 +40,7 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
         if below := [each for each in kept if _is_below(each, save)]:
             kept = [each for each in kept if each not in below]
             kept[kept.index(save)] = _saved_with(save, below)
-    kept = [each for each in kept if not any(_is_log_of(each, other) for other in kept)]
+    kept = [each for each in kept if not any(_is_log_of(each, other) or _is_less_of(each, other) for other in kept)]
     for late in findings:
         if (owner := _owner(late, kept)) is not None:
             kept.remove(late)
@@ -89,6 +89,13 @@ def _is_log_of(log: Finding, reduced: Finding) -> bool:
     if (log.rule, reduced.rule) != (_LOG, _SMALL) or (log.file, log.line) != (reduced.file, reduced.line):
         return False
     return set(log.ranks) <= set(reduced.ranks) and reduced.seconds_per_step >= _REDUCED * log.seconds_per_step
+
+
+def _is_less_of(one: Finding, other: Finding) -> bool:
+    """Whether two rules found the collectives of one line, such as those of `all_gather_object`, and the other more."""
+    if {one.rule, other.rule} != {_LINE, _SMALL} or (one.file, one.line) != (other.file, other.line):
+        return False
+    return one.seconds_per_step < other.seconds_per_step
 
 
 def _is_below(line: Finding, save: Finding) -> bool:

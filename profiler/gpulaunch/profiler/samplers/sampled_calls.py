@@ -49,8 +49,14 @@ _METRIC: Final = re.compile(
 )
 """Around these methods of a metric (torchmetrics 1.9). Its `forward`, which may be a loss, is called as a module's."""
 _METHODS: Final = ("compute", "update")
-_GATHERING: Final = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict", "full_tensor"})
-"""Functions of torch.distributed that gather, by collectives, the state of all ranks, or a tensor that is sharded."""
+_GATHERING: Final = frozenset(
+    {
+        *("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict", "full_tensor"),
+        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    }
+)
+"""Functions of torch.distributed that gather, by collectives, the state of all ranks, or a tensor that is sharded; and
+those that send any object, by `pickle`."""
 _TORCH_CALLS: Final = _GATHERING | {
     *("empty_cache", "state_dict", "load_state_dict", "update_parameters", "__repr__", "__format__")
 }
