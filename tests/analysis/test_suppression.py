@@ -718,7 +718,11 @@ def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_la
 
     assert (found.rule, found.ranks) == ("hot-line", (0, 1))
     assert found.seconds_per_step == pytest.approx(0.2 * ranks[1].step_s)
+    assert (found.file, found.line) == ("train.py", 88)
     assert "broadcast_buffers=False" in found.advice
+    made = [replace(each, facts={**each.facts, "ddp": {"site": "model.py:7 wrap"}}) for each in ranks]
+    (found,) = advise(window(*made))
+    assert (found.file, found.line) == ("model.py", 7)
 
 
 def test_a_line_that_the_gpu_does_not_wait_for_costs_nothing() -> None:

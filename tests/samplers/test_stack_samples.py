@@ -60,6 +60,19 @@ def test_what_gathers_a_state_from_all_ranks_is_a_call_of_its_line_whatever_it_w
     assert samples.tally.calls[0, f"{program}:2"] == "torch.distributed.distributed_c10d.all_gather_object"
 
 
+def test_predictions_that_are_gathered_belong_in_the_validation(program: str) -> None:
+    samples = StackSamples(Path("/"))
+    waits = Frame("all_gather_into_tensor", f"{PACKAGES}/torch/distributed/distributed_c10d.py", 4100)
+    gathers = Frame("Accelerator.gather_for_metrics", f"{PACKAGES}/accelerate/accelerator.py", 3000)
+    place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for phase, line in (("validation", 4), ("comm", 4), ("backward", 1), ("comm", 2)):
+        below = [] if phase == "backward" else [waits, gathers]
+        samples.add(place, phase, [*below, Frame("<module>", program, line)])
+
+    assert samples.tally.calling == {(0, f"{program}:2"): 1}
+    assert set(samples.tally.calls.values()) == {"accelerate.accelerator.gather_for_metrics"}
+
+
 def test_a_tensor_gathered_whole_is_a_call_of_its_line_except_in_the_model(program: str) -> None:
     """There its layers may be shared among ranks, and need it."""
     samples = StackSamples(Path("/"))

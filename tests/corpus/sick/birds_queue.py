@@ -77,7 +77,7 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(1)
     moco = MoCo()
-    model = DDP(moco, broadcast_buffers=not CURED)  # cause: hot-line no-line
+    model = DDP(moco, broadcast_buffers=not CURED)  # cause: hot-line
     optimizer = torch.optim.SGD(moco.query.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
     rng = torch.Generator().manual_seed(rank)
     photos = torch.rand(2048, 3, 40, 40, generator=rng)

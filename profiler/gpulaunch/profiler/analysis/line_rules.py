@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section
-from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
+from gpulaunch.profiler.analysis.facts import number, section, text
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
@@ -33,7 +33,10 @@ from gpulaunch.profiler.analysis.window import (
     DRAWS_ORDER,
     ELEMENTS,
     FORWARD_AGAIN,
+    FORWARD_TWICE,
     ONE_HOT,
+    PAIRS,
+    PAIRS_FORWARD,
     PYTHON,
     RankWindow,
     Window,
@@ -42,7 +45,11 @@ from gpulaunch.profiler.analysis.window import (
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
 _CONVERTS: Final = "torch.tensor"
-_MEETS: Final = ("._sync_buffers", ".full_tensor", "_object", "_object_list")
+_WITH_BACKWARD: Final = (FORWARD_TWICE, PAIRS)
+"""What goes with as large a part of backward as it has of forward."""
+_OF_DDP: Final = "._sync_buffers"
+"""The end of the name of a function that an argument of DDP's constructor switches off."""
+_MEETS: Final = (_OF_DDP, ".full_tensor", "_object", "_object_list", "gather_for_metrics")
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _CURES: Final = (
     (
@@ -92,6 +99,13 @@ _CURES: Final = (
         ),
     ),
     (
+        r"accelerate\..*\bgather_for_metrics",
+        (
+            "It sends predictions to all ranks: in the training loop, let each rank count its own (torchmetrics, a "
+            "confusion matrix), and reduce the counts where they are shown."
+        ),
+    ),
+    (
         r"torch\.distributed\..*_object(?:_list)?",
         (
             "It sends objects by pickle, and all ranks wait for it: reduce numbers as one small tensor (all_reduce), "
@@ -117,6 +131,13 @@ _IN_PLACE_OF_CALLS: Final = {
     "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
     FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "
     "the output that the loss is computed from (output.detach()), or compare every N steps.",
+    FORWARD_TWICE: "This line makes a forward pass that has been made before in this step, with the same result: keep "
+    "the result of the first one.",
+    **dict.fromkeys(
+        (PAIRS, PAIRS_FORWARD),
+        "This line makes the differences of all pairs of vectors, only for their distances: torch.cdist(a, b), or "
+        "a product of matrices for squared ones (|a|^2 + |b|^2 - 2 a b), needs no tensor of pairs x width.",
+    ),
     ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
     "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
 }
@@ -139,8 +160,14 @@ def hot_line(window: Window) -> Iterator[Loss]:
             if call.endswith(_MEETS):
                 least_s = _least_share(window.over, str(found.place)) * rank.step_s
                 found = replace(found, seconds_per_step=least_s)
+            if call.endswith(_OF_DDP) and (made := place_of(text(section(rank.facts, "ddp"), "site"))) != NOWHERE:
+                found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
+            if call in _WITH_BACKWARD:
+                back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
+                back_s *= rank.phase_s("backward")
+                found = replace(found, seconds_per_step=found.seconds_per_step + back_s)
             in_library = "." in call and call != _CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
@@ -286,10 +313,10 @@ def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tu
         and `first-last` if it has several lines.
     """
     sampled: list[tuple[str, int, int, bool]] = []
-    for text, count in lines.items():
-        place = place_of(text)
+    for site, count in lines.items():
+        place = place_of(site)
         if count >= SAMPLES_OF_A_LINE.value and place.file is not None and place.line is not None:
-            sampled.append((place.file, place.line, count, _is_known(calls.get(text, ""))))
+            sampled.append((place.file, place.line, count, _is_known(calls.get(site, ""))))
     groups: list[tuple[str, list[tuple[int, int]]]] = []
     last = "", 0, False
     for file, line, count, is_known in sorted(sampled):

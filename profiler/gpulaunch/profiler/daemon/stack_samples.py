@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
-from gpulaunch.profiler.analysis.window import CONSTANT, DRAWS_ORDER, ELEMENTS, FORWARD_AGAIN, ONE_HOT
+from gpulaunch.profiler.analysis.window import (
+    CONSTANT,
+    DRAWS_ORDER,
+    ELEMENTS,
+    FORWARD_AGAIN,
+    FORWARD_TWICE,
+    ONE_HOT,
+    PAIRS,
+    PAIRS_FORWARD,
+)
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
@@ -41,6 +50,8 @@ _LOCKS: Final = frozenset({"fcntl.flock", "fcntl.lockf"})
 """Functions in C that wait for a lock."""
 _BETWEEN: Final = ("other", "unsettled")
 """Phases in which no part of the model is known to run."""
+_ANYWHERE: Final = (*_BETWEEN, "comm", "h2d", "sync", "gc")
+"""Those of steps and of the validation."""
 _AROUND_MODEL: Final = (*_BETWEEN, "forward")
 """Those, and all from a batch to backward: what prepares the batch, the model, the loss."""
 
@@ -71,7 +82,7 @@ class StackSamples:
             holds_gil: whether the thread held the GIL; None: not known.
             gil_holder: the frames of the thread that holds it while this one waits for it, the deepest first.
         """
-        if phase not in _BETWEEN:
+        if phase not in _ANYWHERE:
             self._validating[place.rank] = phase == "validation"
         if phase == "data_wait":  # without workers, the training thread fetches
             self.add_worker(place, frames)
@@ -182,9 +193,11 @@ class StackSamples:
         if not lines:
             return None
         for frame, calls_module in loops_may_be_in(frames):
-            if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
-                return Call(frame.file, frame.line, FORWARD_AGAIN)
+            if calls_module and (for_metric := self._sources.repeated_pass(frame.file, frame.line)) is not None:
+                return Call(frame.file, frame.line, FORWARD_AGAIN if for_metric else FORWARD_TWICE)
         inner = lines[-1]
+        if (has_gradients := self._sources.distances_of_pairs(inner.file, inner.line)) is not None:
+            return replace(inner, name=PAIRS if has_gradients else PAIRS_FORWARD)
         if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
             return replace(inner, name=ONE_HOT)
         calls_nothing = (inner.file, inner.line) == (frames[0].file, frames[0].line)

@@ -36,6 +36,9 @@ _COMPUTE: Final = frozenset(
         *("eigh", "matrix_power", "dot", "cat", "stack", "concatenate", "meshgrid", "where", "maximum", "minimum"),
         *("masked_fill", "repeat_interleave", "kron", "diag", "diag_embed", "repeat", "tile", "roll", "flip"),
         *("one_hot", "pad", "interpolate", "remainder", "floor", "ceil", "round", "add", "sub", "mul", "div", "neg"),
+        *("clamp_min", "clamp_max", "matrix_norm", "vector_norm", "svdvals", "eigvalsh", "qr", "cholesky", "solve"),
+        *("det", "slogdet", "logdet", "logsumexp", "log1p", "expm1", "sign", "sort", "argsort", "bincount", "nonzero"),
+        *("sparse_coo_tensor", "coalesce", "to_sparse", "to_dense", "index_select", "gather", "fft2", "irfft", "ifft"),
         *("reciprocal", "tensor", "array", "logical_not", "logical_and", "logical_or", "clone", "fft", "rfft"),
     }
 )
@@ -71,7 +74,7 @@ def constants_of(tree: ast.Module) -> dict[int, list[range]]:
     """Return the lines of functions on which something is computed that is the same in every call, and for each the
     lines of the functions of the file that compute it, or an empty range for all of a statement.
 
-    Functions without arguments, and those with a loop that calls `backward`, are left out: they run once.
+    Functions of a file without arguments, and those with a loop that calls `backward`, are left out: they run once.
 
     Args:
         tree: of a file.
@@ -116,7 +119,7 @@ class _Module:
 
     def constants(self, function: Function, of: ast.ClassDef | None) -> Iterator[tuple[ast.stmt, range]]:
         """The statements of a function that compute the same in every call, and the lines of the functions that do."""
-        if function.name == "__init__" or _arguments(function) <= {"self"} or _is_special(function):
+        if function.name == "__init__" or not _arguments(function) or _is_special(function):
             return
         scope = _Scope(self, function, of)
         for statement in _statements(function.body):

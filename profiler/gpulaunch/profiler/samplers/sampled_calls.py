@@ -42,8 +42,9 @@ _ON_THE_HOST: Final = re.compile(
 loss or a layer may be theirs."""
 _METRICS: Final = re.compile(
     r"(?:sklearn\.metrics|torchmetrics|evaluate|pycocotools|seqeval|jiwer|rouge_score|sacrebleu)\b"
+    r"|accelerate\..*\bgather_for_metrics"
 )
-"""Packages of metrics."""
+"""Packages of metrics, and functions that only metrics need."""
 _METRIC: Final = re.compile(
     r".*/torchmetrics/(?:metric\.py (?:.*\.)?wrapped_func|collections\.py (?:MetricCollection\.)?(?:update|compute))"
 )
@@ -52,11 +53,11 @@ _METHODS: Final = ("compute", "update")
 _GATHERING: Final = frozenset(
     {
         *("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict", "full_tensor"),
-        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "gather_for_metrics"),
     }
 )
-"""Functions of torch.distributed that gather, by collectives, the state of all ranks, or a tensor that is sharded; and
-those that send any object, by `pickle`."""
+"""Functions of torch.distributed, and of Accelerate, that gather by collectives: the state of all ranks, a tensor that
+is sharded, any object (by `pickle`), or predictions."""
 _TORCH_CALLS: Final = _GATHERING | {
     *("empty_cache", "state_dict", "load_state_dict", "update_parameters", "__repr__", "__format__")
 }
@@ -273,7 +274,7 @@ def is_outside_compute(call: Call, phase: str) -> bool:
         call: what the sample is in.
         phase: of `samplers.phases`.
     """
-    if call.origin == "torch" and call.name.rpartition(".")[2] in _GATHERING:
+    if call.origin in ("torch", "package") and call.name.rpartition(".")[2] in _GATHERING:
         return phase != "startup" and not call.in_model
     if phase not in ("forward", "backward", "optimizer", "other", "unsettled", "validation"):
         return False  # the others have rules of their own
@@ -290,7 +291,7 @@ def on_the_host(function: str) -> bool:
 
 
 def of_metrics(function: str) -> bool:
-    """Whether a function is of a package of metrics, which belong in the validation and after it."""
+    """Whether a function is one of metrics, which belong in the validation and after it."""
     return _METRICS.match(function) is not None
 
 
