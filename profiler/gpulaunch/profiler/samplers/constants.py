@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, imported_names, last_name, lines_of
+from gpulaunch.profiler.samplers.syntax import nodes_of
 
 _Operation = ast.BinOp | ast.UnaryOp | ast.Compare
 
@@ -92,7 +93,7 @@ class _Module:
     """What a file says."""
 
     def __init__(self, tree: ast.Module) -> None:
-        nodes = list(ast.walk(tree))
+        nodes = list(nodes_of(tree))
         self.parents = {child: parent for parent in nodes for child in ast.iter_child_nodes(parent)}
         self.functions: list[tuple[Function, ast.ClassDef | None]] = []
         for each in tree.body:
@@ -257,12 +258,12 @@ class _Scope:
         self._of = of
         self._set: dict[str, list[int]] = {}
         self._read: dict[str, list[ast.Name]] = {}
-        for node in ast.walk(function):
+        for node in nodes_of(function):
             if isinstance(node, ast.Name) and _is_set(node):
                 self._set.setdefault(node.id, []).append(node.lineno)
             elif isinstance(node, ast.Name):
                 self._read.setdefault(node.id, []).append(node)
-        self._changed = {name for node in ast.walk(function) for name in _changed_by(node)}
+        self._changed = {name for node in nodes_of(function) for name in _changed_by(node)}
         self._arguments = _arguments(function) - {"self"}
         self._numbers = set[str]()
         self._staying = self._arguments | self._set.keys() if arguments_stay else set[str]()
@@ -276,7 +277,7 @@ class _Scope:
     def _add(self, statement: ast.Assign) -> None:
         """Take the names that a statement gives a value which stays."""
         is_number = self._is_of_numbers(statement.value)
-        nodes = [node for target in statement.targets for node in ast.walk(target)]
+        nodes = [node for target in statement.targets for node in nodes_of(target)]
         for name in [each.id for each in nodes if isinstance(each, ast.Name) and _is_set(each)]:
             if len(self._set[name]) == 1 and (is_number or self.is_unchanged(name)):
                 self._staying.add(name)
@@ -285,8 +286,8 @@ class _Scope:
     def _is_of_numbers(self, value: ast.expr) -> bool:
         """Whether a value that stays is a number, or a shape: nothing can change such an object."""
         calls = {last_name(call) for call in calls_in(value)}
-        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-        if any(isinstance(node, ast.List) for node in ast.walk(value)):
+        names = {node.id for node in nodes_of(value) if isinstance(node, ast.Name)}
+        if any(isinstance(node, ast.List) for node in nodes_of(value)):
             return False
         return calls <= _SHAPES | _SCALARS | {"len"} and names <= self._arguments | self._numbers | _SCALARS | {"len"}
 
@@ -372,7 +373,7 @@ def _registered(statement: ast.stmt) -> str:
         case ast.Expr(
             value=ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str(name)), value, *_])
         ):
-            shares = any(isinstance(node, ast.Attribute) and node.attr in _SHARES for node in ast.walk(value))
+            shares = any(isinstance(node, ast.Attribute) and node.attr in _SHARES for node in nodes_of(value))
             return "" if shares else name
         case _:
             return ""
@@ -412,15 +413,15 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
 
 
 def _arguments(function: Function) -> set[str]:
-    return {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    return {node.arg for node in nodes_of(function.args) if isinstance(node, ast.arg)}
 
 
 def _is_special(function: Function) -> bool:
     """Whether what a function does may not be all that its statements say: a generator, or one that trains."""
     kinds = ast.Yield | ast.YieldFrom | ast.Await | ast.Global | ast.Nonlocal
-    if isinstance(function, ast.AsyncFunctionDef) or any(isinstance(node, kinds) for node in ast.walk(function)):
+    if isinstance(function, ast.AsyncFunctionDef) or any(isinstance(node, kinds) for node in nodes_of(function)):
         return True
-    loops = (node for node in ast.walk(function) if isinstance(node, ast.For | ast.While))
+    loops = (node for node in nodes_of(function) if isinstance(node, ast.For | ast.While))
     return any(last_name(call) in BACKWARD for loop in loops for call in calls_in(loop))
 
 
@@ -433,7 +434,7 @@ def _computes(value: ast.expr) -> bool:
     """Whether an expression does more than count things, make room, and name parts of it."""
     cheap = _ROOM | _SHAPES | _SCALARS | _VIEWS | {"len"}
     return any(last_name(call) not in cheap for call in calls_in(value)) or any(
-        isinstance(node, ast.MatMult) for node in ast.walk(value)
+        isinstance(node, ast.MatMult) for node in nodes_of(value)
     )
 
 

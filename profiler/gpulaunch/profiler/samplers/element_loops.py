@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import MOVES, calls_in, last_name, lines_of
+from gpulaunch.profiler.samplers.syntax import nodes_of
 
 _CONVERTS: Final = frozenset({"float", "int", "bool"})
 """Builtin functions that make a number of a tensor of one element."""
@@ -28,7 +29,7 @@ def loops_over_elements(tree: ast.Module) -> dict[int, int]:
         tree: of a file.
     """
     found: dict[int, int] = {}
-    for loop in ast.walk(tree):  # the outermost first
+    for loop in nodes_of(tree):  # the outermost first
         if isinstance(loop, ast.For | ast.While):
             lines: Iterable[int] = _taking_elements(loop)
         elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):
@@ -43,7 +44,7 @@ def loops_over_elements(tree: ast.Module) -> dict[int, int]:
 
 
 def _taking_elements(loop: ast.For | ast.While) -> set[int]:
-    nodes = [each for statement in loop.body for each in ast.walk(statement)]
+    nodes = [each for statement in loop.body for each in nodes_of(statement)]
     loops = [each for each in (loop, *nodes) if isinstance(each, ast.For)]
     counters = _counters(nodes)
     turns = counters.union(name for each in loops for name in _names_in(each.target))
@@ -77,11 +78,11 @@ def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
 
 
 def _names_in(node: ast.AST) -> Iterator[str]:
-    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+    return (each.id for each in nodes_of(node) if isinstance(each, ast.Name))
 
 
 def _stored(target: ast.expr) -> Iterator[ast.Name]:
-    return (each for each in ast.walk(target) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+    return (each for each in nodes_of(target) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
 
 
 def _is_number(target: ast.expr, numbers: Set[str]) -> bool:

@@ -17,6 +17,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -154,8 +155,13 @@ def labels_of(frames: Sequence[Frame]) -> tuple[str, ...]:
     for frame in reversed(shown[:outside]):
         was_in_tap, in_tap = in_tap, _TAPS in frame.file
         if was_in_tap or not in_tap:
-            labels.append(f"{frame.name[:_NAME_CHARS]} ({_place(frame.file)}:{frame.line})")
-    return tuple(_clean(label) for label in _shortened(labels))
+            labels.append(_label(frame))
+    return tuple(_shortened(labels))
+
+
+@lru_cache(4096)
+def _label(frame: Frame) -> str:
+    return _clean(f"{frame.name[:_NAME_CHARS]} ({_place(frame.file)}:{frame.line})")
 
 
 def _shortened(labels: Sequence[str]) -> Iterable[str]:

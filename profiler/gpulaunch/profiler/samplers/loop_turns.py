@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
+from gpulaunch.profiler.samplers.syntax import nodes_of
+
 Loop = ast.For | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 _COUNTS: Final = (ast.Name, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.expr_context)
@@ -33,7 +35,7 @@ def turns_need_each_other(loop: Loop) -> bool:
 def _positions(loop: Loop) -> set[str]:
     """Names that only say where the elements of a turn begin or end, such as `start` of `scores[start : start + size]`
     and `start += size`: the turns need each other to count, not to compute."""
-    nodes = list(ast.walk(loop))
+    nodes = list(nodes_of(loop))
     made: dict[str, list[ast.expr]] = {}
     times_set = Counter(name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
     for node in nodes:
@@ -47,7 +49,7 @@ def _positions(loop: Loop) -> set[str]:
     found = {
         name
         for name, values in made.items()
-        if len(values) == times_set[name] and all(isinstance(each, _COUNTS) for of in values for each in ast.walk(of))
+        if len(values) == times_set[name] and all(isinstance(each, _COUNTS) for of in values for each in nodes_of(of))
     }
     indices = {id(name) for node in nodes if isinstance(node, ast.Subscript) for name in _names(node.slice)}
     loads = [name for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)]
@@ -210,7 +212,7 @@ class _Turn:
                 own = fresh | {name.id for each in node.generators for name in _names(each.target)}
                 self.read([*node.generators, *parts_of(node)], own)
             case ast.Lambda(args=arguments, body=body):
-                self._read(body, fresh | {each.arg for each in ast.walk(arguments) if isinstance(each, ast.arg)})
+                self._read(body, fresh | {each.arg for each in nodes_of(arguments) if isinstance(each, ast.arg)})
             case _:
                 self.read(ast.iter_child_nodes(node), fresh)
 
@@ -285,7 +287,7 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _indices(node: ast.AST) -> list[ast.expr]:
-    return [each.slice for each in ast.walk(node) if isinstance(each, ast.Subscript)]
+    return [each.slice for each in nodes_of(node) if isinstance(each, ast.Subscript)]
 
 
 def _share(changed: str, needed: str) -> bool:
@@ -302,4 +304,4 @@ def _is_known(place: str, fresh: set[str]) -> bool:
 
 
 def _names(node: ast.AST) -> Iterator[ast.Name]:
-    return (each for each in ast.walk(node) if isinstance(each, ast.Name))
+    return (each for each in nodes_of(node) if isinstance(each, ast.Name))

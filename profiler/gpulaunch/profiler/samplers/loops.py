@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Final
 
 from gpulaunch.profiler.samplers.loop_turns import Loop, parts_of, turns_need_each_other
+from gpulaunch.profiler.samplers.syntax import nodes_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = Function | ast.ClassDef
@@ -87,7 +87,7 @@ def lines_of(node: ast.stmt | ast.expr) -> range:
 
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     """All calls in a part of a tree."""
-    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
+    return (each for each in nodes_of(node) if isinstance(each, ast.Call))
 
 
 def _hands_out(function: Function) -> bool:
@@ -106,7 +106,7 @@ def _hands_out(function: Function) -> bool:
 
 def _is_of_elements(loop: Loop) -> bool:
     """Whether it computes something for each of many elements, none of which needs another one."""
-    if sum(1 for _ in islice(ast.walk(loop), _MOST_NODES + 1)) > _MOST_NODES:
+    if len(nodes_of(loop)) > _MOST_NODES:
         return False
     iterated = [loop.iter] if isinstance(loop, ast.For) else [each.iter for each in loop.generators]
     return all(map(_is_batch, iterated)) and _computes(parts_of(loop)) and not turns_need_each_other(loop)
@@ -135,7 +135,7 @@ def _is_batch(iterated: ast.expr) -> bool:
 
 def _computes(parts: Iterable[ast.AST]) -> bool:
     """Whether anything in parts of a tree may be an operation with tensors."""
-    nodes = [node for part in parts for node in ast.walk(part)]
+    nodes = [node for part in parts for node in nodes_of(part)]
     calls = (last_name(node) for node in nodes if isinstance(node, ast.Call))
     return any(isinstance(node, ast.BinOp | ast.AugAssign) for node in nodes) or any(
         name not in MOVES for name in calls
@@ -161,7 +161,7 @@ def _is_few(iterated: ast.expr) -> bool:
 
 def _is_of_model(iterated: ast.expr) -> bool:
     """Whether it is the parts of a model."""
-    return any(_OF_THE_MODEL.fullmatch(_name(node)) for node in ast.walk(iterated))
+    return any(_OF_THE_MODEL.fullmatch(_name(node)) for node in nodes_of(iterated))
 
 
 def _name(node: ast.AST) -> str:
@@ -176,7 +176,7 @@ def _name(node: ast.AST) -> str:
 def imported_names(tree: ast.Module) -> dict[str, str]:
     """Names that an import of the file gives, and what they are names of."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             names.update({each.asname or each.name.partition(".")[0]: each.name for each in node.names})
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of
+from gpulaunch.profiler.samplers.syntax import nodes_of
 
 _SQUARES: Final = frozenset({"pow", "square", "abs"})
 _REDUCES: Final = frozenset({"sum", "mean", "norm", "vector_norm"})
@@ -27,8 +28,8 @@ def distances_of_pairs(tree: ast.Module) -> dict[int, bool]:
         tree: of a file.
     """
     found: dict[int, bool] = {}
-    for function in (node for node in ast.walk(tree) if isinstance(node, Function)):
-        nodes = list(ast.walk(function))
+    for function in (node for node in nodes_of(tree) if isinstance(node, Function)):
+        nodes = list(nodes_of(function))
         has_gradients = _CHOOSES.isdisjoint(last_name(each) for each in nodes if isinstance(each, ast.Call))
         reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
         names = {

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
+from gpulaunch.profiler.samplers.syntax import nodes_of
 
 _COMPARED: Final = frozenset({"eq", "argmax", "topk", "accuracy", "accuracy_score", "roc_auc_score", "f1_score"})
 """What is done with predictions that no loss is computed from."""
@@ -61,7 +62,7 @@ def repeated_passes(tree: ast.Module) -> dict[int, bool]:
     Args:
         tree: of a file.
     """
-    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
     others = {*dir(builtins), *imported_names(tree), *(each.name for each in functions)}
     reader = _Reader(others)
     bodies = [tree.body, *(each.body for each in functions)]
@@ -147,12 +148,12 @@ def _changes_a_model(statement: ast.stmt) -> bool:
 
 def _forget(passes: dict[str, _Pass], statement: ast.stmt) -> None:
     """Leave out the calls whose result may be another one after a statement."""
-    nodes = list(ast.walk(statement))
+    nodes = list(nodes_of(statement))
     if any(isinstance(node, ast.Call) and last_name(node) in _SWITCHES for node in nodes):
         passes.clear()
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for text, each in list(passes.items()):
-        if any(isinstance(node, ast.Name) and node.id in stored for node in ast.walk(each.call)):
+        if any(isinstance(node, ast.Name) and node.id in stored for node in nodes_of(each.call)):
             del passes[text]
 
 
@@ -164,7 +165,7 @@ def _is_without_gradients(statement: ast.stmt) -> bool:
 def _compares(statement: ast.stmt) -> bool:
     """Whether a statement compares predictions with targets."""
     return any(last_name(call) in _COMPARED for call in calls_in(statement)) or any(
-        isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq) for node in ast.walk(statement)
+        isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq) for node in nodes_of(statement)
     )
 
 
@@ -172,11 +173,11 @@ def _may_be_random(tree: ast.Module) -> bool:
     """Whether a module that a file makes may give two results for the same arguments."""
     if any(of.partition(".")[0] not in _WITHOUT_MODELS for of in imported_names(tree).values()):
         return True
-    if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+    if any(isinstance(node, ast.ImportFrom) and node.level for node in nodes_of(tree)):
         return True
     if any(_DROPS.search(name) for name in _names(tree)):
         return True
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)]
     modules = [
         each for each in classes if any(isinstance(node, Function) and node.name == "forward" for node in each.body)
     ]
@@ -184,7 +185,7 @@ def _may_be_random(tree: ast.Module) -> bool:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):

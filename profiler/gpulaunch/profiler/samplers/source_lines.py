@@ -21,6 +21,7 @@ from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names
 from gpulaunch.profiler.samplers.pairwise import distances_of_pairs
 from gpulaunch.profiler.samplers.repeated_passes import repeated_passes
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
+from gpulaunch.profiler.samplers.syntax import nodes_of
 
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
@@ -206,7 +207,7 @@ def _read(file: str, until_s: float) -> _Source:
     steps = set(_steps(tree))
     everything = imported_names(tree)
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
             source.name(call, name)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
@@ -269,7 +270,7 @@ def _on_host_only(statement: ast.stmt, modules: dict[str, str]) -> str:
     """Return the function of a library that takes the time of a statement all of whose calls are such functions,
     methods of what these return, or cheap: the outermost one, and one of numpy, which is often around others, only if
     there is no other. Empty: there is none, or something else in it may take the time."""
-    nodes = list(ast.walk(statement))  # the outermost first
+    nodes = list(nodes_of(statement))  # the outermost first
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     names = {call: name for call in calls if (name := _called(call, modules)) not in _EXCUSED and _is_on_host(name)}
     if not all(isinstance(node, (*_PLAIN, ast.IfExp)) for node in nodes):
@@ -296,7 +297,7 @@ def _returned_by(call: ast.Call) -> ast.Call | None:
 
 def _makes_tensors(statement: ast.stmt, imported: dict[str, str]) -> bool:
     """Whether all that takes time in a statement is that it makes tensors of Python's values."""
-    nodes = list(ast.walk(statement))
+    nodes = list(nodes_of(statement))
     makes = {node for node in nodes if isinstance(node, ast.Call) and _called(node, imported) in _TENSORS}
     return bool(makes) and all(
         isinstance(node, _PLAIN)
@@ -314,8 +315,8 @@ def _is_around_tensors(call: ast.Call) -> bool:
 
 def _takes_no_time(argument: ast.AST) -> bool:
     if isinstance(argument, ast.keyword) and isinstance(argument.value, ast.Lambda):
-        return all(isinstance(node, _KEY) for node in ast.walk(argument.value))
-    return all(isinstance(node, _ARGUMENTS) or _is_cheap(node) for node in ast.walk(argument))
+        return all(isinstance(node, _KEY) for node in nodes_of(argument.value))
+    return all(isinstance(node, _ARGUMENTS) or _is_cheap(node) for node in nodes_of(argument))
 
 
 def _is_cheap(node: ast.AST) -> bool:
@@ -342,10 +343,10 @@ def _called(call: ast.Call, modules: dict[str, str]) -> str:
 def _steps(tree: ast.Module) -> Iterator[str]:
     """How functions that call `backward` are called, but not one with a loop of its own: `train_step` makes a step,
     `train_epoch` many. Methods count where they are called on `self`."""
-    methods = {each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
-    for node in ast.walk(tree):
+    methods = {each for node in nodes_of(tree) if isinstance(node, ast.ClassDef) for each in node.body}
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef) and _calls_backward(node):
-            loops = (each for each in ast.walk(node) if isinstance(each, _Loop))
+            loops = (each for each in nodes_of(node) if isinstance(each, _Loop))
             if not any(_calls_backward(loop) for loop in loops):
                 yield f"self.{node.name}" if node in methods else node.name
 
@@ -360,7 +361,7 @@ def _calls_backward(node: ast.AST) -> bool:
 
 def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
     """Lines of a loop below its last `backward`, or call of one of `steps`: those above may be a part of a loss."""
-    nodes = [each for statement in loop.body for each in ast.walk(statement)]
+    nodes = [each for statement in loop.body for each in nodes_of(statement)]
     backward = max(
         (node.end_lineno or node.lineno for node in nodes if isinstance(node, ast.Call) and _makes_step(node, steps)),
         default=None,

@@ -1,0 +1,29 @@
+"""Goes through the syntax trees of a program's source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any, Final
+
+_KEPT: Final = "nodes of gpulaunch"
+
+
+def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
+    """Return a part of a tree and all below it, the outermost first, as `ast.walk`; without the contexts of names.
+
+    It takes a third of the time, and is remembered with the node: what a line is found by asks for the same parts.
+    """
+    known: list[ast.AST] | None = getattr(node, _KEPT, None)
+    if known is not None:
+        return known
+    found = [node]
+    for each in found:
+        for name in each._fields:
+            value: Any = getattr(each, name, None)
+            if isinstance(value, list):
+                found += [part for part in value if isinstance(part, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                found.append(value)
+    setattr(node, _KEPT, found)
+    return found
