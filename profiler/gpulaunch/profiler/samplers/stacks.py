@@ -38,10 +38,10 @@ from gpulaunch.profiler.stack import Frame
 BUDGET: Final = 0.003
 """Of one core, on average: a third of what the whole sidecar may use."""
 
-CREDIT_S: Final = 0.4
+CREDIT_S: Final = 0.8
 """CPU seconds beyond that, from the first step on: a short run is to have enough samples to name a line, and to tell
 what it costs: the share of one that holds a third of the steps has a standard error of 7 % after 20 s. A sample takes
-0.6 ms, and two or three times as long if the caches are cold, or it is the first one in its functions."""
+0.6 ms, and 2 ms beside a program that trains, which leaves the caches cold: 0.4 s were 200 samples."""
 _LONGEST_BEFORE_STEPS_S: Final = 5.0
 """Between samples before the first step, until they have cost `CREDIT_S`: the credit begins with a sample after it."""
 _SHORTEST_S: Final = 0.05
