@@ -169,7 +169,8 @@ def test_the_page_of_the_next_attempt_is_found(node: Node) -> None:
     room.until(lambda: room.samples.get("optimizer"))
 
 
-def test_a_worker_is_sampled_at_each_turn_of_its_rank(tmp_path: Path) -> None:
+def test_a_worker_is_sampled_at_each_turn_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpulaunch.profiler.samplers.stacks.rest_s", lambda *_, **__: 0.001)  # whatever a turn costs
     node, sampler, heard = Node(tmp_path, ranks=2), Scripted(), []
     of_rank = {0: (), 1: (7, 8)}
     room = node.sampling(sampler, workers=of_rank.__getitem__, heard_worker=lambda *each: heard.append(each))
