@@ -152,6 +152,18 @@ def test_how_a_run_ended_is_said_before_what_was_found(here: Path, capsys: pytes
     assert standing.endswith(". rank 1: ValueError: no such batch.")
 
 
+def test_where_the_time_goes_is_said_where_nothing_was_found(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in (a_run(here / "found", SYNC), a_run(here / "nothing")):
+        (run / "stacks.folded").write_text(
+            "forward;<module> (train.py:9);net (train.py:3) 60\nbackward;<module> (train.py:10) 40\n"
+        )
+        assert report.run([str(run)]) == 0
+
+    found, nothing = capsys.readouterr().out.split("nothing: ")
+    assert "Most time" not in found
+    assert nothing.splitlines()[-1] == "Most time is spent in train.py:9 (60%) and train.py:10 (40%)."
+
+
 def test_nothing_found_is_another_thing_than_nobody_looked(here: Path) -> None:
     watched = report.as_text(report.collect(a_run(here / "watched")))
     (here / "unwatched").mkdir()

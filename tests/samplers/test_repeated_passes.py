@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from gpulaunch.profiler.record.line_calls import FORWARD_AGAIN, FORWARD_TWICE
 from gpulaunch.profiler.samplers.repeated_passes import repeated_passes
 
 MODEL = """
@@ -23,11 +24,11 @@ class Autoencoder(nn.Module):
 """
 
 
-def told(body: str, model: str = MODEL.format("8", "")) -> dict[str, bool]:
-    """The lines of a body that are told, and whether each is only for a metric."""
+def told(body: str, model: str = MODEL.format("8", "")) -> dict[str, str]:
+    """The lines of a body that are told, and what each is."""
     source = model + textwrap.indent(body, "        ") + "\n"
     lines = source.splitlines()
-    return {lines[line - 1].strip(): metric for line, metric in repeated_passes(ast.parse(source)).items()}
+    return {lines[line - 1].strip(): what for line, what in repeated_passes(ast.parse(source)).items()}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def told(body: str, model: str = MODEL.format("8", "")) -> dict[str, bool]:
 )
 def test_a_pass_that_is_only_compared(body: str) -> None:
     (line,) = [each.strip() for each in body.splitlines() if "right" in each]
-    assert told(body) == {line: True}
+    assert told(body) == {line: FORWARD_AGAIN}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_pass_that_is_only_compared(body: str) -> None:
     ],
 )
 def test_a_pass_for_the_loss_that_has_been_made(body: str, line: int) -> None:
-    assert told(body) == {body.splitlines()[line].strip(): False}
+    assert told(body) == {body.splitlines()[line].strip(): FORWARD_TWICE}
 
 
 @pytest.mark.parametrize(
@@ -94,4 +95,4 @@ def test_passes_that_may_differ(body: str) -> None:
 def test_of_a_model_that_may_be_random_only_metrics_are_told(model: str) -> None:
     """SimCSE and R-Drop want two passes of the same batch."""
     assert told("a = net(x)\nb = net(x)", model) == {}
-    assert told("a = net(x)\nb = net(x).argmax(1)", model) == {"b = net(x).argmax(1)": True}
+    assert told("a = net(x)\nb = net(x).argmax(1)", model) == {"b = net(x).argmax(1)": FORWARD_AGAIN}

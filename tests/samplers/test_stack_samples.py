@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.analysis.window import DRAWS_ORDER
 from gpulaunch.profiler.daemon.stack_samples import StackSamples
 from gpulaunch.profiler.record import RankPlace
+from gpulaunch.profiler.record.line_calls import DRAWS_ORDER
 from gpulaunch.profiler.samplers.source_lines import SourceLines
 from gpulaunch.profiler.stack import Frame
 

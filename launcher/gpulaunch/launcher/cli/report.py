@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
         answer(everything + "\n")
     else:
         with show_activity("reading the run"):
-            text = as_text(collect(Path(run_dir)), _standing(run_dir))
+            text = as_text(collect(Path(run_dir)), _standing(run_dir), where_the_time_goes(run_dir))
         answer(text + "\n")
     return 0
 
@@ -185,8 +185,22 @@ def as_json(report: Mapping[str, Any]) -> str:
     return json.dumps(report, indent=2, allow_nan=False)
 
 
-def as_text(report: Mapping[str, Any], standing: str = "") -> str:
-    """The report for people: the result of the run in a sentence, and each finding in three lines."""
+def where_the_time_goes(run_dir: str) -> str:
+    """The lines of the training loop that take most of the time, in a sentence; "" if that is not known."""
+    from gpulaunch.profiler.samplers.busiest_lines import busiest_lines
+    from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
+
+    try:
+        lines = busiest_lines(load(Path(run_dir, STACKS_FILE), Folded()))
+    except Exception:  # a sentence is not worth the end of a run
+        return ""
+    shares = " and ".join(f"{place} ({share:.0%})" for place, share in lines)
+    return f"most time is spent in {shares}" if shares else ""
+
+
+def as_text(report: Mapping[str, Any], standing: str = "", spent: str = "") -> str:
+    """The report for people: the result of the run in a sentence, and each finding in three lines; without one, where
+    the time is `spent`."""
     from gpulaunch.exporters.view.findings import not_profiled
 
     notes = [f"note: {note}" for note in report["notes"]]
@@ -196,7 +210,9 @@ def as_text(report: Mapping[str, Any], standing: str = "") -> str:
         found = "findings are unknown (--md shows the data of telemetry.sqlite)"
     else:
         found = _counted([found for found in report["findings"] if not found["earlier"]])
+    is_told = spent and report["watched"] and not any(found["active"] for found in report["findings"])
     lines = [f"{report['run']}: {found}", *([standing] if standing else []), *notes]
+    lines += [f"{spent[0].upper()}{spent[1:]}."] if is_told else []
     for found in report["findings"]:
         over = ", in an earlier run only" if found["earlier"] else "" if found["active"] else ", no longer active"
         lines += [

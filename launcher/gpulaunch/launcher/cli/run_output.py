@@ -190,24 +190,14 @@ def _found(run_dir: str, since_s: float, if_nothing: str) -> list[str]:
         size_bytes = os.stat(os.path.join(run_dir, "findings.jsonl")).st_size
     except OSError:
         return []
-    lines: list[str] = []
-    if size_bytes:
-        from gpulaunch.launcher.cli.report import headlines  # at the end, and only if there is something to report
+    if not size_bytes and not if_nothing:
+        return []
+    from gpulaunch.launcher.cli.report import (  # loads urllib, which the agent does without
+        headlines,
+        where_the_time_goes,
+    )
 
-        lines = headlines(run_dir, since_s=since_s)
-    return lines or ([if_nothing + _where_the_time_goes(run_dir)] if if_nothing else [])
-
-
-def _where_the_time_goes(run_dir: str) -> str:
-    """The lines of the training loop that take most of the time, for the end of a sentence; "" if that is not known."""
-    from pathlib import Path  # loads urllib, which the agent does without
-
-    from gpulaunch.profiler.samplers.busiest_lines import busiest_lines
-    from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
-
-    try:
-        lines = busiest_lines(load(Path(run_dir, STACKS_FILE), Folded()))
-    except Exception:  # half a sentence is not worth the end of a run
-        return ""
-    shares = " and ".join(f"{place} ({share:.0%})" for place, share in lines)
-    return f"; most time is spent in {shares}" if shares else ""
+    if lines := headlines(run_dir, since_s=since_s) if size_bytes else []:
+        return lines
+    spent = where_the_time_goes(run_dir)
+    return [f"{if_nothing}; {spent}" if spent else if_nothing] if if_nothing else []

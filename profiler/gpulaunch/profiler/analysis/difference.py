@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpulaunch.profiler.analysis.stall import Stall, verdict
 from gpulaunch.profiler.analysis.thresholds import SAMPLES_OF_A_LINE
-from gpulaunch.profiler.analysis.window import PYTHON, GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
+from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
 from gpulaunch.profiler.channel.declare import difference
 from gpulaunch.profiler.channel.layout import COPIES, SYNCS
 from gpulaunch.profiler.record import (
@@ -21,6 +21,7 @@ from gpulaunch.profiler.record import (
     Site,
     TrainingState,
 )
+from gpulaunch.profiler.record.line_calls import PYTHON
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -28,7 +28,8 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
-from gpulaunch.profiler.analysis.window import (
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+from gpulaunch.profiler.record.line_calls import (
     CONSTANT,
     DRAWS_ORDER,
     ELEMENTS,
@@ -37,9 +38,8 @@ from gpulaunch.profiler.analysis.window import (
     ONE_HOT,
     PAIRS,
     PAIRS_FORWARD,
+    PERMUTATION,
     PYTHON,
-    RankWindow,
-    Window,
 )
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
@@ -138,6 +138,8 @@ _IN_PLACE_OF_CALLS: Final = {
         "This line makes the differences of all pairs of vectors, only for their distances: torch.cdist(a, b), or "
         "a product of matrices for squared ones (|a|^2 + |b|^2 - 2 a b), needs no tensor of pairs x width.",
     ),
+    PERMUTATION: "This line draws a permutation of everything for a few of its elements: torch.randint draws only "
+    "those; or go through one permutation in each epoch.",
     ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
     "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
 }

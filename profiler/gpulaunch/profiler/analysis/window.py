@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from gpulaunch.profiler.analysis.stall import Stall
 from gpulaunch.profiler.record import (
@@ -24,25 +24,6 @@ from gpulaunch.profiler.record import (
     Site,
     bare_uuid,
 )
-
-PYTHON: Final = "Python code"
-"""In the place of the function that a line calls, for one that always holds the GIL, whatever it calls."""
-CONSTANT: Final = "the same in every step"
-"""In the place of the function that a line calls, for one whose result depends on nothing that changes."""
-ONE_HOT: Final = "one_hot"
-"""In the same place, for a statement that makes a matrix of nothing but zeros and a one in each row."""
-DRAWS_ORDER: Final = "torch.utils.data.Sampler.__iter__"
-"""It asks one of torch's samplers for the indices of a batch."""
-FORWARD_AGAIN: Final = "forward again"
-"""It makes the forward pass of the step a second time, only to compare the predictions."""
-FORWARD_TWICE: Final = "forward twice"
-"""It makes a forward pass for the loss that has been made, with the same result."""
-PAIRS: Final = "differences of pairs"
-"""It makes the differences of all pairs of vectors, only for their distances, and backward goes through them."""
-PAIRS_FORWARD: Final = "differences of pairs, forward"
-"""The same, but backward does not."""
-ELEMENTS: Final = "element"
-"""It takes tensors apart, element by element."""
 
 
 @dataclass(frozen=True, kw_only=True)

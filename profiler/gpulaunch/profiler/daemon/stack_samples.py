@@ -8,17 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
-from gpulaunch.profiler.analysis.window import (
-    CONSTANT,
-    DRAWS_ORDER,
-    ELEMENTS,
-    FORWARD_AGAIN,
-    FORWARD_TWICE,
-    ONE_HOT,
-    PAIRS,
-    PAIRS_FORWARD,
-)
 from gpulaunch.profiler.record import RankPlace
+from gpulaunch.profiler.record.line_calls import CONSTANT, DRAWS_ORDER, ELEMENTS, ONE_HOT
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
@@ -193,11 +184,11 @@ class StackSamples:
         if not lines:
             return None
         for frame, calls_module in loops_may_be_in(frames):
-            if calls_module and (for_metric := self._sources.repeated_pass(frame.file, frame.line)) is not None:
-                return Call(frame.file, frame.line, FORWARD_AGAIN if for_metric else FORWARD_TWICE)
+            if calls_module and (name := self._sources.repeated_pass(frame.file, frame.line)):
+                return Call(frame.file, frame.line, name)
         inner = lines[-1]
-        if (has_gradients := self._sources.distances_of_pairs(inner.file, inner.line)) is not None:
-            return replace(inner, name=PAIRS if has_gradients else PAIRS_FORWARD)
+        if name := self._sources.idiom(inner.file, inner.line):
+            return replace(inner, name=name)
         if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
             return replace(inner, name=ONE_HOT)
         calls_nothing = (inner.file, inner.line) == (frames[0].file, frames[0].line)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulaunch.profiler.record.line_calls import FORWARD_AGAIN, FORWARD_TWICE
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
@@ -56,8 +57,8 @@ class _Pass:
     """The model may have changed since."""
 
 
-def repeated_passes(tree: ast.Module) -> dict[int, bool]:
-    """Return the lines of calls whose result another one has, and whether each is only made to compare predictions.
+def repeated_passes(tree: ast.Module) -> dict[int, str]:
+    """Return the lines of calls whose result another one has, and what each is: one of `record.line_calls`.
 
     Args:
         tree: of a file.
@@ -68,7 +69,8 @@ def repeated_passes(tree: ast.Module) -> dict[int, bool]:
     bodies = [tree.body, *(each.body for each in functions)]
     again = [each for body in bodies for each in reader.again(body, {}, is_metric=False, has_gradients=True)]
     is_certain = not _may_be_random(tree)
-    return {line: each.is_metric for each in again if is_certain or each.is_metric for line in lines_of(each.call)}
+    told = {each.call: FORWARD_AGAIN if each.is_metric else FORWARD_TWICE for each in again}
+    return {line: what for call, what in told.items() if is_certain or what == FORWARD_AGAIN for line in lines_of(call)}
 
 
 class _Reader:

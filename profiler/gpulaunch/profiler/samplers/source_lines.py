@@ -18,10 +18,10 @@ from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
-from gpulaunch.profiler.samplers.pairwise import distances_of_pairs
 from gpulaunch.profiler.samplers.repeated_passes import repeated_passes
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
 
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
@@ -94,8 +94,8 @@ class _Source:
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     one_hot: set[int] = field(default_factory=set[int])
     elements: dict[int, int] = field(default_factory=dict[int, int])
-    passes: dict[int, bool] = field(default_factory=dict[int, bool])
-    pairs: dict[int, bool] = field(default_factory=dict[int, bool])
+    passes: dict[int, str] = field(default_factory=dict[int, str])
+    idioms: dict[int, str] = field(default_factory=dict[int, str])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
@@ -168,15 +168,13 @@ class SourceLines:
         """The first line of the loop in which a statement takes a tensor apart, see `element_loops`; 0: it does not."""
         return self._source(file).elements.get(line, 0)
 
-    def repeated_pass(self, file: str, line: int) -> bool | None:
-        """Whether a line makes a forward pass again only to compare its predictions, see `repeated_passes`; None: it
-        makes none again."""
-        return self._source(file).passes.get(line)
+    def repeated_pass(self, file: str, line: int) -> str:
+        """Which forward pass a line makes again, see `repeated_passes`; empty: none."""
+        return self._source(file).passes.get(line, "")
 
-    def distances_of_pairs(self, file: str, line: int) -> bool | None:
-        """Whether backward goes through distances that a line computes from the differences of all pairs, see
-        `pairwise`; None: it computes none."""
-        return self._source(file).pairs.get(line)
+    def idiom(self, file: str, line: int) -> str:
+        """Which operation on tensors a line does for which another does far less, see `tensor_idioms`; empty: none."""
+        return self._source(file).idioms.get(line, "")
 
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
@@ -225,7 +223,7 @@ def _read(file: str, until_s: float) -> _Source:
         source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
         source.elements = loops_over_elements(tree)
         source.passes = repeated_passes(tree)
-        source.pairs = distances_of_pairs(tree)
+        source.idioms = idioms_of(tree)
         source.constants = constants_of(tree)
     return source
 

@@ -1,7 +1,8 @@
-"""Finds in the source of a program distances of all pairs of vectors that are computed from all their differences.
+"""Finds in the source of a program operations on tensors for which others do far less.
 
 `(a[:, None] - b[None]).pow(2).sum(-1)` makes a tensor of pairs x width, several times, and again in backward;
-`torch.cdist(a, b)` or a product of matrices makes one of pairs. Only where the differences are used for nothing else.
+`torch.cdist(a, b)` or a product of matrices makes one of pairs. That is told where the differences are used for nothing
+else. `torch.randperm(len(data))[:32]` draws a permutation of all samples for each batch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 from collections import Counter
 from typing import Final
 
+from gpulaunch.profiler.record.line_calls import PAIRS, PAIRS_FORWARD, PERMUTATION
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
@@ -20,32 +22,52 @@ _LAST: Final = (-1, 2, 3)
 """Numbers of the last dimension: of all pairs, or of those of each sample of a batch."""
 
 
-def distances_of_pairs(tree: ast.Module) -> dict[int, bool]:
-    """Return the lines that make the differences of all pairs only for their distances, and whether backward goes
-    through these: not where a function looks for the nearest.
+def idioms_of(tree: ast.Module) -> dict[int, str]:
+    """Return the lines of such operations, and what each is: one of `record.line_calls`.
 
     Args:
         tree: of a file.
     """
+    found: dict[int, str] = {}
+    for scope in (tree, *(node for node in nodes_of(tree) if isinstance(node, Function))):  # the innermost last
+        for line, has_gradients in _distances_of_pairs(scope).items():
+            found[line] = PAIRS if has_gradients else PAIRS_FORWARD
+    for node in nodes_of(tree):
+        if isinstance(node, ast.Subscript) and _is_part_of_permutation(node):
+            found.update(dict.fromkeys(lines_of(node), PERMUTATION))
+    return found
+
+
+def _is_part_of_permutation(node: ast.Subscript) -> bool:
+    """Whether it is the first elements of a permutation that is used for nothing else."""
+    match node:
+        case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=ast.expr())):
+            return last_name(call) == "randperm"
+        case _:
+            return False
+
+
+def _distances_of_pairs(scope: ast.AST) -> dict[int, bool]:
+    """The lines that make the differences of all pairs only for their distances, and whether backward goes through
+    these: not where a function looks for the nearest."""
     found: dict[int, bool] = {}
-    for function in (node for node in nodes_of(tree) if isinstance(node, Function)):
-        nodes = list(nodes_of(function))
-        has_gradients = _CHOOSES.isdisjoint(last_name(each) for each in nodes if isinstance(each, ast.Call))
-        reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
-        names = {
-            node.targets[0].id: node
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_of_pairs(node.value)
-        }
-        for node in nodes:
-            if not isinstance(node, ast.Call) or (differences := _reduced(node)) is None:
-                continue
-            made_by: list[ast.stmt | ast.expr] = [node]
-            if isinstance(differences, ast.Name) and differences.id in names and reads[differences.id] == 1:
-                made_by.append(names[differences.id])
-            elif not _is_of_pairs(differences):
-                continue
-            found.update((line, has_gradients) for each in made_by for line in lines_of(each))
+    nodes = nodes_of(scope)
+    has_gradients = _CHOOSES.isdisjoint(last_name(each) for each in nodes if isinstance(each, ast.Call))
+    reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+    names = {
+        node.targets[0].id: node
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_of_pairs(node.value)
+    }
+    for node in nodes:
+        if not isinstance(node, ast.Call) or (differences := _reduced(node)) is None:
+            continue
+        made_by: list[ast.stmt | ast.expr] = [node]
+        if isinstance(differences, ast.Name) and differences.id in names and reads[differences.id] == 1:
+            made_by.append(names[differences.id])
+        elif not _is_of_pairs(differences):
+            continue
+        found.update((line, has_gradients) for each in made_by for line in lines_of(each))
     return found
 
 

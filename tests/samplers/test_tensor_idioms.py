@@ -1,4 +1,4 @@
-"""Distances of all pairs that are computed from their differences: found in the source alone."""
+"""Operations on tensors for which others do far less: found in the source alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import textwrap
 
 import pytest
 
-from gpulaunch.profiler.samplers.pairwise import distances_of_pairs
+from gpulaunch.profiler.record.line_calls import PAIRS, PAIRS_FORWARD, PERMUTATION
+from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
 
 
-def told(body: str) -> dict[int, bool]:
+def told(body: str) -> dict[int, str]:
     source = "def loss(x, y):\n" + textwrap.indent(body, "    ") + "\n"
-    return distances_of_pairs(ast.parse(source))
+    return idioms_of(ast.parse(source))
 
 
 @pytest.mark.parametrize(
@@ -28,16 +29,16 @@ def told(body: str) -> dict[int, bool]:
     ],
 )
 def test_distances_of_all_pairs(body: str) -> None:
-    assert told(body) == {2: True}
+    assert told(body) == {2: PAIRS}
 
 
 def test_differences_that_have_a_name_are_a_part_of_it() -> None:
-    assert told("gap = x[:, None] - y[None]\nn = len(x)\nreturn gap.square().sum(-1)") == {2: True, 4: True}
+    assert told("gap = x[:, None] - y[None]\nn = len(x)\nreturn gap.square().sum(-1)") == {2: PAIRS, 4: PAIRS}
 
 
 def test_backward_does_not_go_through_what_only_chooses() -> None:
     """The codes of a VQ-VAE."""
-    assert told("d = (x[:, None] - y[None]).square().sum(-1)\nreturn y[d.argmin(1)]") == {2: False}
+    assert told("d = (x[:, None] - y[None]).square().sum(-1)\nreturn y[d.argmin(1)]") == {2: PAIRS_FORWARD}
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,21 @@ def test_backward_does_not_go_through_what_only_chooses() -> None:
 )
 def test_other_differences(body: str) -> None:
     assert told(body) == {}
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_told"),
+    [
+        ("data[torch.randperm(len(data))[:32]]", True),
+        ("torch.randperm(n, generator=g)[: self.batch]", True),
+        ("x[torch.randperm(len(x))]", False),
+        ("order[:32]", False),
+        ("torch.randperm(n)[32:]", False),
+    ],
+)
+def test_a_permutation_of_everything_for_a_few(expression: str, *, is_told: bool) -> None:
+    assert told(f"return {expression}") == ({2: PERMUTATION} if is_told else {})
+
+
+def test_a_script_without_functions_is_read_too() -> None:
+    assert idioms_of(ast.parse("d = (x[:, None] - y[None]).square().sum(-1)\n")) == {1: PAIRS}
