@@ -16,51 +16,15 @@ from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, PACKAGES, ROOM, SCALARS, SHAPES, VIEWS
 
 _Operation = ast.BinOp | ast.UnaryOp | ast.Compare
 
-_PACKAGES: Final = frozenset({"torch", "numpy", "math"})
-_NUMBERS: Final = frozenset(
-    {
-        *("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "indices", "fftfreq", "rfftfreq"),
-        *("hann_window", "hamming_window", "blackman_window", "generate_square_subsequent_mask"),
-    }
-)
-"""Functions of torch and NumPy that make something of numbers, which no parameter and no module can be."""
-_ROOM: Final = frozenset({"zeros", "ones", "full", "zeros_like", "ones_like", "full_like"})
-"""Functions that make room, which takes little time, and which programs fill."""
-_COMPUTE: Final = frozenset(
-    {
-        *("tril", "triu", "exp", "log", "sqrt", "rsqrt", "pow", "sin", "cos", "tanh", "sigmoid", "relu", "softmax"),
-        *("abs", "square", "clamp", "clip", "sum", "mean", "prod", "cumsum", "cumprod", "amax", "amin", "norm"),
-        *("normalize", "std", "matmul", "mm", "bmm", "outer", "einsum", "cdist", "inverse", "inv", "pinv", "svd"),
-        *("eigh", "matrix_power", "dot", "cat", "stack", "concatenate", "meshgrid", "where", "maximum", "minimum"),
-        *("masked_fill", "repeat_interleave", "kron", "diag", "diag_embed", "repeat", "tile", "roll", "flip"),
-        *("one_hot", "pad", "interpolate", "remainder", "floor", "ceil", "round", "add", "sub", "mul", "div", "neg"),
-        *("clamp_min", "clamp_max", "matrix_norm", "vector_norm", "svdvals", "eigvalsh", "qr", "cholesky", "solve"),
-        *("det", "slogdet", "logdet", "logsumexp", "log1p", "expm1", "sign", "sort", "argsort", "bincount", "nonzero"),
-        *("sparse_coo_tensor", "coalesce", "to_sparse", "to_dense", "index_select", "gather", "fft2", "irfft", "ifft"),
-        *("reciprocal", "tensor", "array", "logical_not", "logical_and", "logical_or", "clone", "fft", "rfft"),
-    }
-)
-"""Functions, and methods of a tensor, whose result is new, and depends on their arguments alone."""
-_VIEWS: Final = frozenset(
-    {
-        *("to", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as", "contiguous", "cpu", "cuda"),
-        *("t", "view", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "transpose", "permute", "flatten"),
-        *("astype", "from_numpy", "as_tensor", "asarray", "diagonal", "chunk", "split", "unfold", "narrow"),
-    }
-)
-"""Those whose result may share its memory with what it is made of."""
 _OF_A_TENSOR: Final = frozenset({"shape", "device", "dtype", "ndim"})
 """Attributes that its values have no part in."""
 _WHERE: Final = frozenset({"device", "dtype"})
 """Those that do not change at all."""
-_SHAPES: Final = frozenset({"size", "dim", "numel"})
-"""Methods that give such."""
 _TRANSPOSED: Final = frozenset({"T", "mT"})
-_SCALARS: Final = frozenset({"int", "float", "min", "max", "abs", "round", "range"})
-"""Builtin functions of numbers."""
 _REFUSED: Final = frozenset({"out", "generator", "requires_grad"})
 """Arguments with which a function does something else."""
 _SHARES: Final = frozenset({"data", "detach"})
@@ -112,7 +76,7 @@ class _Module:
             if isinstance(node, ast.Attribute):
                 self._attributes.setdefault(node.attr, []).append(node)
         imported = imported_names(tree).items()
-        self._packages = {name for name, of in imported if of.partition(".")[0] in _PACKAGES} - self._set
+        self._packages = {name for name, of in imported if of.partition(".")[0] in PACKAGES} - self._set
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._following: list[Function] = []
@@ -174,7 +138,7 @@ class _Module:
             case ast.Attribute(attr=name, ctx=ast.Load()):
                 call = self.parents[parent]
                 if isinstance(call, ast.Call) and call.func is parent:
-                    return name in _SHAPES or self._reads(call)
+                    return name in SHAPES or self._reads(call)
                 return name in _OF_A_TENSOR or (name in _TRANSPOSED and self.is_read(parent))
             case ast.Call(func=ast.Name(id="len")):
                 return True
@@ -190,14 +154,14 @@ class _Module:
 
     def _reads(self, call: ast.Call) -> bool:
         name = last_name(call)
-        is_new = name in _COMPUTE | _NUMBERS | _ROOM
-        return _is_plain(call) and (is_new or (name in _VIEWS and self.is_read(call)))
+        is_new = name in COMPUTE | NUMBERS | ROOM
+        return _is_plain(call) and (is_new or (name in VIEWS and self.is_read(call)))
 
     def _gives_new(self, function: Function) -> bool:
         """Whether what a function returns shares its memory with no argument."""
         returned = [each.value for each in _statements(function.body) if isinstance(each, ast.Return)]
         return all(
-            isinstance(each, _Operation) or (isinstance(each, ast.Call) and last_name(each) in _COMPUTE)
+            isinstance(each, _Operation) or (isinstance(each, ast.Call) and last_name(each) in COMPUTE)
             for each in returned
         )
 
@@ -263,7 +227,7 @@ class _Scope:
                 self._set.setdefault(node.id, []).append(node.lineno)
             elif isinstance(node, ast.Name):
                 self._read.setdefault(node.id, []).append(node)
-        self._changed = {name for node in nodes_of(function) for name in _changed_by(node)}
+        self._changed = {name for node in nodes_of(function) for name in changed_by(node)}
         self._arguments = _arguments(function) - {"self"}
         self._numbers = set[str]()
         self._staying = self._arguments | self._set.keys() if arguments_stay else set[str]()
@@ -289,7 +253,7 @@ class _Scope:
         names = {node.id for node in nodes_of(value) if isinstance(node, ast.Name)}
         if any(isinstance(node, ast.List) for node in nodes_of(value)):
             return False
-        return calls <= _SHAPES | _SCALARS | {"len"} and names <= self._arguments | self._numbers | _SCALARS | {"len"}
+        return calls <= SHAPES | SCALARS | {"len"} and names <= self._arguments | self._numbers | SCALARS | {"len"}
 
     def is_unchanged(self, name: str) -> bool:
         """Whether nothing changes the object that a name stands for, or gives it another name."""
@@ -352,19 +316,19 @@ class _Scope:
         if name == "len" and on is None and len(parts) == 1 and self._is_argument(parts[0]):
             return True
         is_of_package = self._module.is_of_package(call.func)
-        takes_numbers = is_of_package and name in _NUMBERS | _ROOM
+        takes_numbers = is_of_package and name in NUMBERS | ROOM
         if not _is_plain(call) or not all(
             self.stays(each) or (takes_numbers and self._module.is_number(each)) for each in parts
         ):
             return False
         if is_of_package:
-            return name in _NUMBERS | _ROOM | _COMPUTE | _VIEWS or (isinstance(on, ast.Name) and on.id == "math")
+            return name in NUMBERS | ROOM | COMPUTE | VIEWS or (isinstance(on, ast.Name) and on.id == "math")
         called = self._module.function_of(call, self._of)
         if called is not None:
             return self._module.gives_the_same(called)
         if on is None:
-            return name in _SCALARS | {"len"}
-        return (name in _SHAPES and self._is_argument(on)) or (name in _COMPUTE | _VIEWS | _SHAPES and self.stays(on))
+            return name in SCALARS | {"len"}
+        return (name in SHAPES and self._is_argument(on)) or (name in COMPUTE | VIEWS | SHAPES and self.stays(on))
 
 
 def _registered(statement: ast.stmt) -> str:
@@ -379,7 +343,7 @@ def _registered(statement: ast.stmt) -> str:
             return ""
 
 
-def _changed_by(node: ast.AST) -> Iterator[str]:
+def changed_by(node: ast.AST) -> Iterator[str]:
     """Names of objects that a part of a function changes: `mask[0] = 1`, `mask.tril_()`, `out=mask`, `mask += 1`."""
     match node:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) | ast.Attribute(value=value, ctx=ast.Store()):
@@ -432,7 +396,7 @@ def _is_plain(call: ast.Call) -> bool:
 
 def _computes(value: ast.expr) -> bool:
     """Whether an expression does more than count things, make room, and name parts of it."""
-    cheap = _ROOM | _SHAPES | _SCALARS | _VIEWS | {"len"}
+    cheap = ROOM | SHAPES | SCALARS | VIEWS | {"len"}
     return any(last_name(call) not in cheap for call in calls_in(value)) or any(
         isinstance(node, ast.MatMult) for node in nodes_of(value)
     )

@@ -177,13 +177,18 @@ def _may_be_random(tree: ast.Module) -> bool:
         return True
     if any(isinstance(node, ast.ImportFrom) and node.level for node in nodes_of(tree)):
         return True
-    if any(_DROPS.search(name) for name in _names(tree)):
+    if has_dropout(tree):
         return True
     classes = [node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)]
     modules = [
         each for each in classes if any(isinstance(node, Function) and node.name == "forward" for node in each.body)
     ]
     return any(_RANDOM.search(name) for each in modules for name in _names(each))
+
+
+def has_dropout(tree: ast.Module) -> bool:
+    """Whether a file has names of modules with dropout."""
+    return any(_DROPS.search(name) for name in _names(tree))
 
 
 def _names(tree: ast.AST) -> Iterator[str]:

@@ -10,8 +10,9 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from gpulaunch.profiler.files import regular
@@ -19,9 +20,11 @@ from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.repeated_passes import repeated_passes
+from gpulaunch.profiler.samplers.same_arguments import Calls, SameArguments, calls_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import nodes_of
 from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
+from gpulaunch.profiler.stack import Frame
 
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
@@ -96,6 +99,7 @@ class _Source:
     elements: dict[int, int] = field(default_factory=dict[int, int])
     passes: dict[int, str] = field(default_factory=dict[int, str])
     idioms: dict[int, str] = field(default_factory=dict[int, str])
+    called: Calls = field(default_factory=Calls)
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
@@ -176,6 +180,23 @@ class SourceLines:
         """Which operation on tensors a line does for which another does far less, see `tensor_idioms`; empty: none."""
         return self._source(file).idioms.get(line, "")
 
+    def with_same_arguments(self, frames: Sequence[tuple[Frame, bool]]) -> Frame | None:
+        """Return the frame of a stack that calls a function with the same result as in the step before, as far as that
+        is known, see `same_arguments`; None: there is none.
+
+        Args:
+            frames: of the program, the outermost first, and whether each calls the next one directly.
+        """
+        follow = SameArguments()
+        for (frame, is_direct), (inner, _) in pairwise(frames):
+            if not is_direct:
+                follow.loses_track()
+                continue
+            called = self._source(inner.file).called.functions.get(inner.line)
+            if follow.calls(self._source(frame.file).called, frame.line, inner.name.rpartition(".")[2], called):
+                return frame
+        return None
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -221,6 +242,7 @@ def _read(file: str, until_s: float) -> _Source:
             source.after_backward.update(_after_backward(node, steps))
     with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
         source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
+        source.called = calls_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
         source.elements = loops_over_elements(tree)
         source.passes = repeated_passes(tree)
         source.idioms = idioms_of(tree)
