@@ -121,3 +121,17 @@ def test_where_only_some_steps_are_observed_the_others_tell_of_their_batch_and_t
 
 def test_a_page_that_went_away_meanwhile_tells_nothing() -> None:
     assert phase_of((USERS,), at(Region.FORWARD), 0) == UNSETTLED
+
+
+def test_what_an_optimizer_runs_in_its_closure_is_forward() -> None:
+    """So does Lightning's automatic optimization."""
+    steps = Frame("SGD.step", "/lib/torch/optim/sgd.py", 116)
+    closure = Frame("Closure.closure", "/lib/lightning/pytorch/loops/optimization/automatic.py", 131)
+    clears = Frame("Optimizer.zero_grad", "/lib/torch/optim/optimizer.py", 990)
+    clips = Frame("Precision._clip_gradients", "/lib/lightning/pytorch/plugins/precision/precision.py", 160)
+    within = at(Region.OPTIMIZER)
+
+    assert phase_of((USERS, closure, steps), within, within) == "forward"
+    assert phase_of((USERS, Frame("main.<locals>.closure", "train.py", 9), steps), within, within) == "forward"
+    for frames in ((clears, closure, steps), (clips, steps), (steps,), (USERS,)):
+        assert phase_of(frames, within, within) == "optimizer"

@@ -49,6 +49,11 @@ _REGION_MARKS: Final = (
     ("optimizer", re.compile(r"/torch/optim/(?!lr_scheduler\.py|swa_utils\.py)")),
     ("forward", re.compile(r"/torch/nn/modules/module\.py (\S+\.)?_call_impl$")),
 )
+# An optimizer may run the forward pass, in a closure: that of Lightning, or of a program with LBFGS.
+_OPTIMIZER_MARKS: Final = (
+    ("optimizer", re.compile(r"/torch/optim/")),
+    ("forward", re.compile(r" (\S+\.)?(closure|Closure\.__call__)$")),
+)
 
 
 def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bool = True) -> str:
@@ -67,7 +72,8 @@ def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bo
         return phase
     region = Region(after & (1 << REGION_BITS) - 1)
     if before == after and (every_step or region not in _OF_UNOBSERVED_STEPS):
-        return _REGION_PHASES[region]
+        inside = _marked(places, _OPTIMIZER_MARKS) if region == Region.OPTIMIZER else ""
+        return inside or _REGION_PHASES[region]
     return _marked(places, _REGION_MARKS) or UNSETTLED
 
 
