@@ -25,7 +25,7 @@ def told(body: str) -> dict[int, str]:
         "return torch.norm(x.unsqueeze(1) - y.unsqueeze(0), dim=-1)",
         "return torch.linalg.vector_norm(x[:, None] - y[None], dim=-1)",
         "return torch.sum((x[:, None] - y[None]) ** 2, -1)",
-        "return (x[:, :, None] - x[:, None]).abs().sum(-1)",
+        "return (x[:, :, None] - x[:, None]).square().sum(3)",
     ],
 )
 def test_distances_of_all_pairs(body: str) -> None:
@@ -49,6 +49,12 @@ def test_backward_does_not_go_through_what_only_chooses() -> None:
         pytest.param("return (x[:, None] - y).square().sum(-1)", id="not known"),
         pytest.param("return (x[:, None] - y[None]).square().sum(0)", id="over the samples"),
         pytest.param("return (x[:, None] - y[None]).square()", id="all of them"),
+        pytest.param("return (x.unsqueeze(-1) - x.unsqueeze(-2)).square().sum(-1)", id="of numbers"),
+        pytest.param("return (x.unsqueeze(2) - x.unsqueeze(1)).square().sum(2)", id="over the others"),
+        pytest.param("return (x[:, None] - y[None]).norm(2, dim=1)", id="not over the last dimension"),
+        pytest.param("gap = x[:, None] - y[None]\ngap %= box\nreturn gap.norm(dim=-1)", id="periodic"),
+        pytest.param("return grad((x[:, None] - y[None]).norm(dim=-1), x, create_graph=True)", id="twice"),
+        pytest.param("return np.linalg.norm(x[:, None] - y[None], axis=-1)", id="NumPy"),
         pytest.param("return (x[:, None] * y[None]).square().sum(-1)", id="products"),
         pytest.param("return (x[:, None] - y[None]).sum(-1)", id="no distance"),
         pytest.param("return (-(x[:, None] - y[None]).square()).exp().sum(-1)", id="a kernel of each number"),

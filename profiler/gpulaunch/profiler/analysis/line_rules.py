@@ -34,7 +34,6 @@ from gpulaunch.profiler.record.line_calls import (
     DRAWS_ORDER,
     ELEMENTS,
     FORWARD_AGAIN,
-    FORWARD_TWICE,
     ONE_HOT,
     PAIRS,
     PAIRS_FORWARD,
@@ -45,8 +44,6 @@ from gpulaunch.profiler.record.line_calls import (
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
 _CONVERTS: Final = "torch.tensor"
-_WITH_BACKWARD: Final = (FORWARD_TWICE, PAIRS)
-"""What goes with as large a part of backward as it has of forward."""
 _OF_DDP: Final = "._sync_buffers"
 """The end of the name of a function that an argument of DDP's constructor switches off."""
 _MEETS: Final = (_OF_DDP, ".full_tensor", "_object", "_object_list", "gather_for_metrics")
@@ -126,20 +123,19 @@ _IN_PLACE_OF_CALLS: Final = {
     PYTHON: "This line computes in Python, or in C that keeps the GIL, on the training thread. If the step needs it, "
     "compute it for all elements at once with NumPy or torch, or in another process; else every N steps.",
     CONSTANT: "This line computes the same in every step: nothing that it uses changes, except for shapes. Compute it "
-    "once, in __init__ with register_buffer, or keep it for each shape.",
+    "once, in __init__ with register_buffer, or keep it for each shape (a clone of it where it is changed later).",
     ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
     "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
     FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "
     "the output that the loss is computed from (output.detach()), or compare every N steps.",
-    FORWARD_TWICE: "This line makes a forward pass that has been made before in this step, with the same result: keep "
-    "the result of the first one.",
     **dict.fromkeys(
         (PAIRS, PAIRS_FORWARD),
-        "This line makes the differences of all pairs of vectors, only for their distances: torch.cdist(a, b), or "
-        "a product of matrices for squared ones (|a|^2 + |b|^2 - 2 a b), needs no tensor of pairs x width.",
+        "This line makes the differences of all pairs of vectors, only for their distances: torch.cdist(a, b) (for "
+        "NumPy scipy's cdist), or a product of matrices for squared ones, (|a|^2 + |b|^2 - 2 a b).clamp(min=0), needs "
+        "no tensor of pairs x width.",
     ),
     PERMUTATION: "This line draws a permutation of everything for a few of its elements: torch.randint draws only "
-    "those; or go through one permutation in each epoch.",
+    "those, if it may draw one twice; or go through one permutation in each epoch.",
     ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
     "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
 }
@@ -166,7 +162,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
-            if call in _WITH_BACKWARD:
+            if call == PAIRS:  # with as large a part of backward as it has of forward
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=found.seconds_per_step + back_s)
@@ -307,30 +303,36 @@ def _sampled(
 
 
 def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tuple[Place, int, str]]:
-    """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`, if of
-    both it is known what they call, or of neither.
+    """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`, if they
+    are of a kind.
 
     Returns:
         Of each group the first line that has at least half as many samples as any other of it, the samples of all,
         and `first-last` if it has several lines.
     """
-    sampled: list[tuple[str, int, int, bool]] = []
+    sampled: list[tuple[str, int, int, str]] = []
     for site, count in lines.items():
         place = place_of(site)
         if count >= SAMPLES_OF_A_LINE.value and place.file is not None and place.line is not None:
-            sampled.append((place.file, place.line, count, _is_known(calls.get(site, ""))))
+            sampled.append((place.file, place.line, count, _kind(calls.get(site, ""))))
     groups: list[tuple[str, list[tuple[int, int]]]] = []
-    last = "", 0, False
-    for file, line, count, is_known in sorted(sampled):
-        if last != (file, line - 1, is_known):
+    last = "", 0, ""
+    for file, line, count, kind in sorted(sampled):
+        if last != (file, line - 1, kind):
             groups.append((file, []))
         groups[-1][1].append((line, count))
-        last = file, line, is_known
+        last = file, line, kind
     for file, group in groups:
         most = max(count for _, count in group)
         first = next(line for line, count in group if 2 * count >= most)
         together = f"{group[0][0]}-{group[-1][0]}" if len(group) > 1 else ""
         yield Place(file=file, line=first), sum(count for _, count in group), together
+
+
+def _kind(call: str) -> str:
+    """What lines have in common that are told together: what is to be done about them, or whether it is known what
+    they call."""
+    return call if call in _IN_PLACE_OF_CALLS and call != PYTHON else "known" if _is_known(call) else ""
 
 
 def _is_known(call: str) -> bool:

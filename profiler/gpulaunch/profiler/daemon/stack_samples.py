@@ -9,7 +9,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
-from gpulaunch.profiler.record.line_calls import CONSTANT, DRAWS_ORDER, ELEMENTS, ONE_HOT
+from gpulaunch.profiler.record.line_calls import CONSTANT, DRAWS_ORDER, ELEMENTS, FORWARD_AGAIN, ONE_HOT
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
@@ -187,8 +187,8 @@ class StackSamples:
         if (frame := self._sources.with_same_arguments(frames_of_program(frames))) is not None:
             return Call(frame.file, frame.line, CONSTANT)
         for frame, calls_module in loops_may_be_in(frames):
-            if calls_module and (name := self._sources.repeated_pass(frame.file, frame.line)):
-                return Call(frame.file, frame.line, name)
+            if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
+                return Call(frame.file, frame.line, FORWARD_AGAIN)
         inner = lines[-1]
         if name := self._sources.idiom(inner.file, inner.line):
             return replace(inner, name=name)

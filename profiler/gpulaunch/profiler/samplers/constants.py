@@ -16,7 +16,7 @@ from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
-from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, PACKAGES, ROOM, SCALARS, SHAPES, VIEWS
+from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, ROOM, SCALARS, SHAPES, VIEWS, only_computes
 
 _Operation = ast.BinOp | ast.UnaryOp | ast.Compare
 
@@ -76,7 +76,10 @@ class _Module:
             if isinstance(node, ast.Attribute):
                 self._attributes.setdefault(node.attr, []).append(node)
         imported = imported_names(tree).items()
-        self._packages = {name for name, of in imported if of.partition(".")[0] in PACKAGES} - self._set
+        self._packages = {name for name, of in imported if only_computes(of)} - self._set
+        bodies = [each.body for each in nodes if isinstance(each, ast.ClassDef)]
+        of_classes = [each for body in bodies for each in body if isinstance(each, ast.Assign | ast.AnnAssign)]
+        self._defaults = {each.id for one in of_classes for each in nodes_of(one) if isinstance(each, ast.Name)}
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._following: list[Function] = []
@@ -114,12 +117,20 @@ class _Module:
         return self._buffers[of]
 
     def is_number(self, node: ast.expr) -> bool:
-        """Whether it is an attribute that is set once: where a number is needed, it is no parameter."""
+        """Whether it is an attribute that only `__init__` sets, once: where a number is needed, it is no parameter."""
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                return not self._is_opaque and sum(map(_is_set, self._attributes[name])) == 1
+                stores = [each for each in self._attributes[name] if _is_set(each)]
+                is_default = self._is_opaque or name in self._defaults
+                return not is_default and len(stores) == 1 and self._is_in_init(stores[0])
             case _:
                 return False
+
+    def _is_in_init(self, node: ast.AST) -> bool:
+        at: ast.AST | None = node
+        while at is not None and not isinstance(at, Function):
+            at = self.parents.get(at)
+        return at is not None and at.name == "__init__"
 
     # -- what is done with a tensor
 

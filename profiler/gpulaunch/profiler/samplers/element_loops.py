@@ -14,8 +14,6 @@ from typing import Final
 from gpulaunch.profiler.samplers.loops import MOVES, calls_in, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
-_CONVERTS: Final = frozenset({"float", "int", "bool"})
-"""Builtin functions that make a number of a tensor of one element."""
 _COUNTS: Final = frozenset({"round", "min", "max", "abs", "bool", "divmod", "pow"})
 """Builtin functions of numbers."""
 
@@ -53,6 +51,8 @@ def _taking_elements(loop: ast.For | ast.While) -> set[int]:
     assignments = (each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign))
     for node in sorted(assignments, key=attrgetter("lineno")):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id not in numbers:
+            continue  # perhaps a tensor
         if not _counts(node.value, numbers) or not all(_is_number(each, numbers) for each in targets):
             continue
         if found or _takes_elements(node, turns):
@@ -62,9 +62,17 @@ def _taking_elements(loop: ast.For | ast.While) -> set[int]:
 
 
 def _counters(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names of which statements make the next number: `i += 1`."""
-    counts = (each for each in nodes if isinstance(each, ast.AugAssign) and isinstance(each.value, ast.Constant))
-    return {each.target.id for each in counts if isinstance(each.target, ast.Name)}
+    """The names that statements count up or down, and that are positions: `i += 1`, and `boxes[i]`."""
+    nodes = list(nodes)
+    counted = set[str]()
+    for node in nodes:
+        match node:
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add() | ast.Sub(), value=ast.Constant(value=int())):
+                counted.add(name)
+            case _:
+                pass
+    at = {name for node in nodes if isinstance(node, ast.Subscript) for name in _names_in(node.slice)}
+    return counted & at
 
 
 def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
@@ -95,21 +103,15 @@ def _is_number(target: ast.expr, numbers: Set[str]) -> bool:
 
 
 def _takes_elements(node: ast.AST, turns: Set[str]) -> bool:
-    """Whether any call in a part of a tree takes the element at a position that a turn of a loop gives."""
-    return any(_is_item(call) and not turns.isdisjoint(_names_in(call)) for call in calls_in(node))
+    """Whether any call in a part of a tree is `item` of what is at a position that a turn of a loop gives."""
+    return any(_is_item(call) and not turns.isdisjoint(_names_in(call.func)) for call in calls_in(node))
 
 
 def _is_item(call: ast.Call) -> bool:
-    """Whether a call makes a number of a part of a tensor, which nothing is computed with before: `boxes[i].item()`,
-    `float(boxes[i])`."""
-    match call:
-        case ast.Call(func=ast.Attribute(value=taken, attr="item"), args=[]):
-            pass
-        case ast.Call(func=ast.Name(id=name), args=[ast.Subscript() as taken]) if name in _CONVERTS:
-            pass
-        case _:
-            return False
-    return all(last_name(each) in MOVES and not each.args for each in calls_in(taken))
+    """Whether a call is `item` of a part of a tensor, which nothing is computed with before."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "item" or call.args:
+        return False
+    return all(last_name(each) in MOVES and not each.args for each in calls_in(call.func.value))
 
 
 def _counts(node: ast.AST, numbers: Set[str]) -> bool:

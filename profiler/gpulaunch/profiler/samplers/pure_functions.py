@@ -12,7 +12,7 @@ from typing import Final
 
 from gpulaunch.profiler.samplers.loops import Function, imported_names, last_name
 from gpulaunch.profiler.samplers.syntax import nodes_of
-from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, PACKAGES, ROOM, SCALARS, SHAPES, VIEWS
+from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, ROOM, SCALARS, SHAPES, VIEWS, only_computes
 
 _METHODS: Final = frozenset(
     {
@@ -75,11 +75,7 @@ class PureFunctions:
     """Those of a file."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._packages = {
-            name
-            for name, of in imported_names(tree).items()
-            if of.partition(".")[0] in PACKAGES and not {"distributed", "cuda", "random"} & set(of.split("."))
-        }
+        self._packages = {name for name, of in imported_names(tree).items() if only_computes(of)}
         defined = [each for each in tree.body if isinstance(each, Function)]
         self._functions = {each.name: each for each in defined}
         self._constants = {

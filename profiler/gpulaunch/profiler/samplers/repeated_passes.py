@@ -1,48 +1,34 @@
-"""Finds in the source of a program forward passes that a step makes again, with the same result.
+"""Finds in the source of a program forward passes that a step makes again, only to compare its predictions.
 
-`(model(x).argmax(1) == y)` computes anew what the loss has been computed from: the same function of the same
-arguments. So do `self.encode(x)[0]` and `self.encode(x)[1]`. Where a program wants two outputs of one batch (with
-different dropout, before and after an update, or one without gradients as the target of the other), they differ, or
-none of them is only compared with the targets.
+`(model(x).argmax(1) == y)` beside `loss = criterion(model(x), y)`: the output that the loss is computed from would do.
+Told is only a call with the same words as one before it or after it in the same sequence of statements, of the same
+variables, between which nothing is known to change the model or the batch. Two passes for the loss are not told: with
+dropout, or after an update, they differ, and the source seldom says that.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
 import re
-import sys
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.record.line_calls import FORWARD_AGAIN, FORWARD_TWICE
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.tensor_functions import VIEWS
 
-_COMPARED: Final = frozenset({"eq", "argmax", "topk", "accuracy", "accuracy_score", "roc_auc_score", "f1_score"})
-"""What is done with predictions that no loss is computed from."""
-_METHODS: Final = re.compile(r"forward\w*|encode|decode|get_\w+_features|log_prob")
-"""Those of another object than `self` that are forward passes of a model."""
-_SWITCHES: Final = frozenset({"eval", "train"})
-"""Methods after which the same call of a model gives something else."""
-_HARMLESS: Final = frozenset(
-    {
-        *("log", "log_dict", "print", "info", "debug", "append", "extend", "add_scalar", "set_postfix"),
-        *("backward", "manual_backward", "zero_grad", "get", "clip_grad_norm_", "synchronize"),
-    }
+_ACCURACY: Final = re.compile(r"\w*accuracy\w*", re.IGNORECASE)
+_LOSS: Final = re.compile(r"\w*(?:loss|criterion|entropy|bce|mse|nll|backward)\w*", re.IGNORECASE)
+_CHANGES: Final = re.compile(
+    r"\w*(?:step|update|attack|restore|load|train|eval|swap|perturb|requires_grad|set_|ema|average)\w*|append|extend"
 )
-"""Functions that are called for what they do, which is nothing to a model."""
-_WITHOUT_MODELS: Final = frozenset(
-    {
-        *sys.stdlib_module_names,
-        *("torch", "torchmetrics", "numpy", "lightning", "pytorch_lightning", "accelerate", "pandas", "sklearn"),
-        *("scipy", "matplotlib", "tqdm", "PIL"),
-    }
-)
-"""Packages that no module with dropout is from, other than those of the names below."""
-_DROPS: Final = re.compile(r"drop|transformer|rrelu", re.IGNORECASE)
-_RANDOM: Final = re.compile(r"rand|bernoulli|nois|sampl|gumbel|multinomial|augment", re.IGNORECASE)
+"""Functions after which the same call may give something else."""
+_HARMLESS: Final = frozenset({"no_grad", "inference_mode", "autocast", "no_sync", "profile", "record_function"})
+"""Contexts in which it gives the same."""
+_APART: Final = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.GeneratorExp, ast.DictComp)
+"""Expressions of which it is not known whether, or with what, a call in them is made."""
+_MOST_PASSES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -50,150 +36,156 @@ class _Pass:
     """A call that may be a forward pass."""
 
     call: ast.Call
-    is_metric: bool
+    names: frozenset[str]
+    is_compared: bool
     """Its result is only compared with something."""
-    has_gradients: bool
-    is_stale: bool = False
-    """The model may have changed since."""
 
 
-def repeated_passes(tree: ast.Module) -> dict[int, str]:
-    """Return the lines of calls whose result another one has, and what each is: one of `record.line_calls`.
+def passes_for_metrics(tree: ast.Module) -> set[int]:
+    """Return the lines of calls that are made only to compare their result, though the same call is made for the loss.
 
     Args:
         tree: of a file.
     """
     functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
-    others = {*dir(builtins), *imported_names(tree), *(each.name for each in functions)}
-    reader = _Reader(others)
-    bodies = [tree.body, *(each.body for each in functions)]
-    again = [each for body in bodies for each in reader.again(body, {}, is_metric=False, has_gradients=True)]
-    is_certain = not _may_be_random(tree)
-    told = {each.call: FORWARD_AGAIN if each.is_metric else FORWARD_TWICE for each in again}
-    return {line: what for call, what in told.items() if is_certain or what == FORWARD_AGAIN for line in lines_of(call)}
+    others = {*imported_names(tree), *(each.name for each in functions)}
+    again = [call for body in (tree.body, *(each.body for each in functions)) for call in _again(body, {}, others)]
+    return {line for call in again for line in lines_of(call)}
 
 
-class _Reader:
-    """Reads blocks of statements."""
+def _again(body: Sequence[ast.stmt], passes: dict[str, _Pass], others: set[str]) -> Iterator[ast.Call]:
+    """The calls of a sequence of statements.
 
-    def __init__(self, functions: Set[str]) -> None:
-        """`functions`: names of what is no model."""
-        self._functions = functions
-
-    def again(
-        self, body: Sequence[ast.stmt], passes: dict[str, _Pass], *, is_metric: bool, has_gradients: bool
-    ) -> Iterator[_Pass]:
-        """The calls of a block whose result another one has.
-
-        Args:
-            body: its statements.
-            passes: calls before it by their text; those of the block are added.
-            is_metric: the block is without gradients, and compares predictions.
-            has_gradients: it is not.
-        """
-        for statement in body:
-            if isinstance(statement, Function | ast.ClassDef):
-                continue
-            blocks = [block for name in ("body", "orelse", "finalbody") if (block := getattr(statement, name, None))]
-            if not blocks:
-                compares = is_metric or _compares(statement)
-                yield from self._made_by(statement, passes, is_metric=compares, has_gradients=has_gradients)
-            is_loop = isinstance(statement, ast.For | ast.While)
-            if is_loop:
-                _change(passes)
-            without = _is_without_gradients(statement)
-            for block in blocks:
-                yield from self.again(
-                    block,
-                    passes if isinstance(statement, ast.With) else dict(passes),
-                    is_metric=is_metric or (without and _compares(statement)),
-                    has_gradients=has_gradients and not without,
-                )
-            if is_loop or _changes_a_model(statement):
-                _change(passes)
-            _forget(passes, statement)
-
-    def _made_by(
-        self, statement: ast.stmt, passes: dict[str, _Pass], *, is_metric: bool, has_gradients: bool
-    ) -> Iterator[_Pass]:
-        for call in calls_in(statement):
-            if not call.args or not self._may_be_pass(call):
-                continue
-            this = _Pass(call, is_metric, has_gradients)
-            before = passes.setdefault(ast.unparse(call), this)
-            if before.is_metric != is_metric:
-                yield this if is_metric else before
-            elif before is not this and before.has_gradients and has_gradients and not (before.is_stale or is_metric):
-                yield this
-
-    def _may_be_pass(self, call: ast.Call) -> bool:
-        match call.func:
-            case ast.Name(id=name):
-                return name not in self._functions
-            case ast.Attribute(value=ast.Name(id="self")):
-                return True
-            case ast.Attribute(attr=name):
-                return _METHODS.fullmatch(name) is not None
-            case _:
-                return False
+    Args:
+        body: the statements.
+        passes: calls before them by their text; those of the statements are added.
+        others: names of functions that are no models.
+    """
+    for statement in body:
+        if isinstance(statement, Function | ast.ClassDef):
+            continue
+        blocks = _blocks(statement)
+        if not blocks:
+            yield from _made_by(statement, body, passes, others)
+        is_plain = isinstance(statement, ast.With) and all(map(_is_harmless, statement.items))
+        is_branch = isinstance(statement, ast.If)
+        for block in blocks:
+            yield from _again(block, passes if is_plain else dict(passes) if is_branch else {}, others)
+        if blocks and not is_plain and not is_branch:
+            passes.clear()
+        _forget(passes, statement)
 
 
-def _change(passes: dict[str, _Pass]) -> None:
-    passes.update({text: replace(each, is_stale=True) for text, each in passes.items()})
+def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    if isinstance(statement, ast.Match):
+        return [case.body for case in statement.cases]
+    return [block for name in ("body", "orelse", "finalbody") if (block := getattr(statement, name, None))]
 
 
-def _changes_a_model(statement: ast.stmt) -> bool:
-    """Whether a statement is a call that may change a model."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and last_name(call) not in _HARMLESS
+def _is_harmless(context: ast.withitem) -> bool:
+    return isinstance(context.context_expr, ast.Call) and last_name(context.context_expr) in _HARMLESS
+
+
+def _made_by(
+    statement: ast.stmt, body: Sequence[ast.stmt], passes: dict[str, _Pass], others: set[str]
+) -> Iterator[ast.Call]:
+    made: list[tuple[str, _Pass]] = []
+    for call in calls_in(statement):
+        if not _may_be_pass(call, others) or len(passes) >= _MOST_PASSES or _is_apart(call, statement):
+            continue
+        names = frozenset(node.id for node in nodes_of(call) if isinstance(node, ast.Name))
+        made.append((ast.unparse(call), _Pass(call, names, _is_compared(call, statement, body))))
+    texts = [text for text, _ in made]
+    for text, this in made:
+        if texts.count(text) > 1:
+            continue  # on one line, samples do not tell which of them it is
+        before = passes.setdefault(text, this)
+        if before.is_compared != this.is_compared:
+            yield this.call if this.is_compared else before.call
+
+
+def _may_be_pass(call: ast.Call, others: set[str]) -> bool:
+    """Whether it is a call of what may be a model, with variables alone."""
+    match call.func:
+        case ast.Name(id=name):
+            is_model = name not in others
+        case ast.Attribute(value=ast.Name(id="self")):
+            is_model = True
+        case _:
+            is_model = False
+    return is_model and len(call.args) > 0 and all(map(_is_variable, (*call.args, *(k.value for k in call.keywords))))
+
+
+def _is_variable(node: ast.expr) -> bool:
+    match node:
+        case ast.Name() | ast.Constant():
+            return True
+        case ast.Attribute(value=value) | ast.Subscript(value=value, slice=ast.Constant()):
+            return _is_variable(value)
+        case ast.Call(func=ast.Attribute(value=value, attr=name), args=arguments, keywords=[]) if name in VIEWS:
+            return _is_variable(value) and all(map(_is_variable, arguments))
+        case _:
+            return False
+
+
+def _is_apart(call: ast.Call, statement: ast.stmt) -> bool:
+    return any(isinstance(node, _APART) and call in nodes_of(node) for node in nodes_of(statement))
+
+
+def _is_compared(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt]) -> bool:
+    """Whether the result of a call is only compared: in its own statement, or by a name that only comparisons read."""
+    nodes = nodes_of(statement)
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    if any(map(_LOSS.fullmatch, names)):
+        return False
+    if any(_compares(node) and call in nodes_of(node) and _is_output(call, node) for node in nodes):
+        return True
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if _chooses(value):
+            reads = [node for each in body for node in nodes_of(each) if _reads(node, name)]
+            compared = [node for each in body for part in nodes_of(each) if _compares(part) for node in nodes_of(part)]
+            return len(reads) > 0 and all(node in compared for node in reads)
+        case _:
+            return False
+
+
+def _is_output(call: ast.Call, compared: ast.AST) -> bool:
+    """Whether what is compared is the result of a call itself, and not of another function that is given it."""
+    within = [each for each in calls_in(compared) if each is not call and each is not compared]
+    return not any(call in nodes_of(argument) for each in within for argument in each.args)
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+
+
+def _compares(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        return isinstance(node.ops[0], ast.Eq)
+    return isinstance(node, ast.Call) and (_ACCURACY.fullmatch(last_name(node)) is not None or last_name(node) == "eq")
+
+
+def _chooses(value: ast.expr) -> bool:
+    return any(last_name(call) in ("argmax", "topk") for call in calls_in(value))
 
 
 def _forget(passes: dict[str, _Pass], statement: ast.stmt) -> None:
     """Leave out the calls whose result may be another one after a statement."""
-    nodes = list(nodes_of(statement))
-    if any(isinstance(node, ast.Call) and last_name(node) in _SWITCHES for node in nodes):
+    nodes = nodes_of(statement)
+    if any(isinstance(node, ast.Call) and _CHANGES.fullmatch(last_name(node)) for node in nodes):
         passes.clear()
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for text, each in list(passes.items()):
-        if any(isinstance(node, ast.Name) and node.id in stored for node in nodes_of(each.call)):
-            del passes[text]
+        return
+    changed = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            changed.update(each.id for each in nodes_of(node.value) if isinstance(each, ast.Name))
+        elif isinstance(node, ast.Call):
+            changed.update(each.id for each in node.args if isinstance(each, ast.Name) and _is_model(passes, each.id))
+    for text in [text for text, each in passes.items() if not changed.isdisjoint(each.names)]:
+        del passes[text]
 
 
-def _is_without_gradients(statement: ast.stmt) -> bool:
-    contexts = [each.context_expr for each in statement.items] if isinstance(statement, ast.With) else []
-    return any(isinstance(each, ast.Call) and last_name(each) in ("no_grad", "inference_mode") for each in contexts)
-
-
-def _compares(statement: ast.stmt) -> bool:
-    """Whether a statement compares predictions with targets."""
-    return any(last_name(call) in _COMPARED for call in calls_in(statement)) or any(
-        isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq) for node in nodes_of(statement)
-    )
-
-
-def _may_be_random(tree: ast.Module) -> bool:
-    """Whether a module that a file makes may give two results for the same arguments."""
-    if any(of.partition(".")[0] not in _WITHOUT_MODELS for of in imported_names(tree).values()):
-        return True
-    if any(isinstance(node, ast.ImportFrom) and node.level for node in nodes_of(tree)):
-        return True
-    if has_dropout(tree):
-        return True
-    classes = [node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)]
-    modules = [
-        each for each in classes if any(isinstance(node, Function) and node.name == "forward" for node in each.body)
-    ]
-    return any(_RANDOM.search(name) for each in modules for name in _names(each))
-
-
-def has_dropout(tree: ast.Module) -> bool:
-    """Whether a file has names of modules with dropout."""
-    return any(_DROPS.search(name) for name in _names(tree))
-
-
-def _names(tree: ast.AST) -> Iterator[str]:
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
+def _is_model(passes: dict[str, _Pass], name: str) -> bool:
+    """Whether a name is that of a model, which a function that it is given to may change."""
+    return any(isinstance(each.call.func, ast.Name) and each.call.func.id == name for each in passes.values())

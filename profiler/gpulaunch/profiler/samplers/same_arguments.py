@@ -11,19 +11,23 @@ A model stays the same only if nothing in the file may train it.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gpulaunch.profiler.samplers.constants import changed_by
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.pure_functions import Pure, PureFunctions
-from gpulaunch.profiler.samplers.repeated_passes import has_dropout
 from gpulaunch.profiler.samplers.syntax import nodes_of
 from gpulaunch.profiler.samplers.tensor_functions import SCALARS, VIEWS
 
 _Loop = ast.For | ast.While
 _Names = frozenset[str]
 _NONE: _Names = frozenset()
+
+
+_DROPS: Final = re.compile(r"drop|transformer|rrelu", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def calls_of(tree: ast.Module, makes_steps: Callable[[_Loop], bool]) -> Calls:
         makes_steps: whether a loop makes training steps.
     """
     nodes = nodes_of(tree)
-    found = Calls(trained=_trained(tree), drops=has_dropout(tree))
+    found = Calls(trained=_trained(tree), drops=_has_dropout(tree))
     pure = PureFunctions(tree)
     imported = imported_names(tree).keys()
     for node in nodes:  # the outermost first
@@ -225,3 +229,11 @@ def _trained(tree: ast.Module) -> _Names:
 def _freezes(loop: ast.For) -> bool:
     names = {node.attr for node in nodes_of(loop) if isinstance(node, ast.Attribute)}
     return names <= {"parameters", "named_parameters", "requires_grad", "requires_grad_"}
+
+
+def _has_dropout(tree: ast.Module) -> bool:
+    """Whether a file has names of modules, or arguments, with dropout."""
+    names = {node.attr for node in nodes_of(tree) if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes_of(tree) if isinstance(node, ast.Name)}
+    names |= {node.arg for node in nodes_of(tree) if isinstance(node, ast.keyword) and node.arg}
+    return any(_DROPS.search(name) for name in names - {"drop_last"})

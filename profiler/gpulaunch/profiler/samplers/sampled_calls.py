@@ -42,9 +42,9 @@ _ON_THE_HOST: Final = re.compile(
 loss or a layer may be theirs."""
 _METRICS: Final = re.compile(
     r"(?:sklearn\.metrics|torchmetrics|evaluate|pycocotools|seqeval|jiwer|rouge_score|sacrebleu)\b"
-    r"|accelerate\..*\bgather_for_metrics"
+    r"|accelerate\..*\bgather_for_metrics|torch\.distributed\..*_object(?:_list)?$"
 )
-"""Packages of metrics, and functions that only metrics need."""
+"""Packages of metrics, and functions that are in place where those are."""
 _METRIC: Final = re.compile(
     r".*/torchmetrics/(?:metric\.py (?:.*\.)?wrapped_func|collections\.py (?:MetricCollection\.)?(?:update|compute))"
 )

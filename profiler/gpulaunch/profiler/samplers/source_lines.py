@@ -6,23 +6,22 @@ Only names count: nothing is imported or run. A file that cannot be read or pars
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
-from gpulaunch.profiler.samplers.repeated_passes import repeated_passes
+from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
 from gpulaunch.profiler.samplers.same_arguments import Calls, SameArguments, calls_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import forget_nodes, nodes_of
 from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
 from gpulaunch.profiler.stack import Frame
 
@@ -82,6 +81,7 @@ _EXCUSED: Final = frozenset({"time.sleep", "gc.collect", "scipy.optimize.linear_
 that assigns what is predicted to what is meant needs that."""
 _ANOMALY: Final = frozenset({"set_detect_anomaly", "detect_anomaly"})
 _Loop = ast.For | ast.While | ast.AsyncFor
+T = TypeVar("T")
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _Source:
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     one_hot: set[int] = field(default_factory=set[int])
     elements: dict[int, int] = field(default_factory=dict[int, int])
-    passes: dict[int, str] = field(default_factory=dict[int, str])
+    for_metrics: set[int] = field(default_factory=set[int])
     idioms: dict[int, str] = field(default_factory=dict[int, str])
     called: Calls = field(default_factory=Calls)
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
@@ -172,9 +172,9 @@ class SourceLines:
         """The first line of the loop in which a statement takes a tensor apart, see `element_loops`; 0: it does not."""
         return self._source(file).elements.get(line, 0)
 
-    def repeated_pass(self, file: str, line: int) -> str:
-        """Which forward pass a line makes again, see `repeated_passes`; empty: none."""
-        return self._source(file).passes.get(line, "")
+    def is_pass_for_metric(self, file: str, line: int) -> bool:
+        """Whether a line makes a forward pass again, only to compare its predictions, see `repeated_passes`."""
+        return line in self._source(file).for_metrics
 
     def idiom(self, file: str, line: int) -> str:
         """Which operation on tensors a line does for which another does far less, see `tensor_idioms`; empty: none."""
@@ -223,7 +223,31 @@ def _read(file: str, until_s: float) -> _Source:
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
     source.is_read = True
-    steps = set(_steps(tree))
+    steps = _unless_too_deep(lambda: set(_steps(tree)), set[str]())
+
+    def makes_steps(loop: ast.AST) -> bool:
+        return any(_makes_step(call, steps) for call in calls_in(loop))
+
+    _unless_too_deep(lambda: _read_statements(source, tree, steps), None)
+    source.loops = _unless_too_deep(lambda: loops_of(tree, makes_steps), source.loops)
+    source.called = _unless_too_deep(lambda: calls_of(tree, makes_steps), source.called)
+    source.elements = _unless_too_deep(lambda: loops_over_elements(tree), source.elements)
+    source.for_metrics = _unless_too_deep(lambda: passes_for_metrics(tree), source.for_metrics)
+    source.idioms = _unless_too_deep(lambda: idioms_of(tree), source.idioms)
+    source.constants = _unless_too_deep(lambda: constants_of(tree), source.constants)
+    forget_nodes(tree)
+    return source
+
+
+def _unless_too_deep(read: Callable[[], T], otherwise: T) -> T:
+    """What is read; something else where an expression is too deep, as a sum of hundreds of terms."""
+    try:
+        return read()
+    except RecursionError:
+        return otherwise
+
+
+def _read_statements(source: _Source, tree: ast.Module, steps: Set[str]) -> None:
     everything = imported_names(tree)
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in nodes_of(tree):
@@ -240,14 +264,6 @@ def _read(file: str, until_s: float) -> _Source:
             _read_call(source, node, everything)
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node, steps))
-    with contextlib.suppress(RecursionError):  # of a sum of hundreds of terms
-        source.loops = loops_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
-        source.called = calls_of(tree, lambda loop: any(_makes_step(call, steps) for call in calls_in(loop)))
-        source.elements = loops_over_elements(tree)
-        source.passes = repeated_passes(tree)
-        source.idioms = idioms_of(tree)
-        source.constants = constants_of(tree)
-    return source
 
 
 def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> None:

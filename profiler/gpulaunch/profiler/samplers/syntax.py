@@ -27,3 +27,9 @@ def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
                 found.append(value)
     setattr(node, _KEPT, found)
     return found
+
+
+def forget_nodes(tree: ast.AST) -> None:
+    """Forget what is remembered: a node and its list refer to each other, and would stay until garbage is collected."""
+    for node in nodes_of(tree):
+        vars(node).pop(_KEPT, None)

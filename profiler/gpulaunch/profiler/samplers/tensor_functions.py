@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-PACKAGES: Final = frozenset({"torch", "numpy", "math"})
+_PACKAGES: Final = frozenset({"torch", "numpy", "math"})
+_DO_MORE: Final = frozenset({"distributed", "cuda", "random"})
 NUMBERS: Final = frozenset(
     {
         *("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "indices", "fftfreq", "rfftfreq"),
@@ -41,3 +42,9 @@ SHAPES: Final = frozenset({"size", "dim", "numel"})
 """Methods that give such."""
 SCALARS: Final = frozenset({"int", "float", "min", "max", "abs", "round", "range"})
 """Builtin functions of numbers."""
+
+
+def only_computes(module: str) -> bool:
+    """Whether a module, or what is imported from it, as `torch.nn.functional`, is of a package that computes."""
+    package, *parts = module.split(".")
+    return package in _PACKAGES and _DO_MORE.isdisjoint(parts)

@@ -15,11 +15,14 @@ from gpulaunch.profiler.record.line_calls import PAIRS, PAIRS_FORWARD, PERMUTATI
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
-_SQUARES: Final = frozenset({"pow", "square", "abs"})
-_REDUCES: Final = frozenset({"sum", "mean", "norm", "vector_norm"})
-_CHOOSES: Final = frozenset({"argmin", "argmax", "argsort", "no_grad", "inference_mode"})
-_LAST: Final = (-1, 2, 3)
-"""Numbers of the last dimension: of all pairs, or of those of each sample of a batch."""
+_SQUARES: Final = frozenset({"pow", "square"})
+_NORMS: Final = frozenset({"norm", "vector_norm"})
+_CHOOSES: Final = frozenset(
+    {"argmin", "argmax", "argsort", "topk", "sort", "indices", "detach", "no_grad", "inference_mode"}
+)
+"""Words of a function by which backward may not go through all distances."""
+_LAST: Final = {(0, 1): (-1, 2), (1, 2): (-1, 3)}
+"""By the dimensions that are added, without and with one of samples before: the number of the last one."""
 
 
 def idioms_of(tree: ast.Module) -> dict[int, str]:
@@ -29,7 +32,10 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
         tree: of a file.
     """
     found: dict[int, str] = {}
-    for scope in (tree, *(node for node in nodes_of(tree) if isinstance(node, Function))):  # the innermost last
+    scopes = [tree, *(node for node in nodes_of(tree) if isinstance(node, Function))]  # the innermost last
+    if any(isinstance(node, ast.keyword) and node.arg == "create_graph" for node in nodes_of(tree)):
+        scopes = []  # not all of what would be better can be differentiated twice
+    for scope in scopes:
         for line, has_gradients in _distances_of_pairs(scope).items():
             found[line] = PAIRS if has_gradients else PAIRS_FORWARD
     for node in nodes_of(tree):
@@ -52,50 +58,55 @@ def _distances_of_pairs(scope: ast.AST) -> dict[int, bool]:
     these: not where a function looks for the nearest."""
     found: dict[int, bool] = {}
     nodes = nodes_of(scope)
-    has_gradients = _CHOOSES.isdisjoint(last_name(each) for each in nodes if isinstance(each, ast.Call))
+    words = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    words |= {node.id for node in nodes if isinstance(node, ast.Name)}
     reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+    changed = {ast.unparse(each.target) for each in nodes if isinstance(each, ast.AugAssign)}
     names = {
         node.targets[0].id: node
         for node in nodes
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_of_pairs(node.value)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id not in changed
     }
     for node in nodes:
-        if not isinstance(node, ast.Call) or (differences := _reduced(node)) is None:
+        if not isinstance(node, ast.Call) or (reduced := _reduced(node)) is None:
             continue
+        differences, dimension = reduced
         made_by: list[ast.stmt | ast.expr] = [node]
         if isinstance(differences, ast.Name) and differences.id in names and reads[differences.id] == 1:
             made_by.append(names[differences.id])
-        elif not _is_of_pairs(differences):
-            continue
-        found.update((line, has_gradients) for each in made_by for line in lines_of(each))
+            differences = names[differences.id].value
+        if dimension in _LAST.get(_added_by(differences), ()):
+            found.update((line, _CHOOSES.isdisjoint(words)) for each in made_by for line in lines_of(each))
     return found
 
 
-def _reduced(call: ast.Call) -> ast.expr | None:
-    """What a call reduces the squares of, over the last dimension: `x` of `x.pow(2).sum(-1)`; None: it does not."""
-    if last_name(call) not in _REDUCES or not isinstance(call.func, ast.Attribute):
+def _reduced(call: ast.Call) -> tuple[ast.expr, int] | None:
+    """What a call sums the squares of, and over which dimension: `x` and -1 of `x.pow(2).sum(-1)`; None: none."""
+    if not isinstance(call.func, ast.Attribute):
         return None
-    on = call.func.value
+    name, on = call.func.attr, call.func.value
     is_function = isinstance(on, ast.Name | ast.Attribute) and _last(on) in ("torch", "linalg")
     values = [*call.args] if is_function else [on, *call.args]
-    dims = [*values[1:], *(each.value for each in call.keywords if each.arg in ("dim", "axis"))]
-    if not values or not any(_number(each) in _LAST for each in dims):
+    named = [each.value for each in call.keywords if each.arg == "dim"]
+    of_norm = 2  # `norm(x, p, dim)`
+    dimensions = named or (values[of_norm:] if name in _NORMS else values[1:])
+    if len(dimensions) != 1 or (dimension := _number(dimensions[0])) is None:
         return None
     match values[0]:
-        case ast.BinOp(left=squared, op=ast.Pow()):
-            return squared
-        case ast.Call(func=ast.Attribute(value=squared, attr=name)) if name in _SQUARES:
-            return squared
+        case ast.BinOp(left=squared, op=ast.Pow(), right=ast.Constant(value=2)) if name == "sum":
+            return squared, dimension
+        case ast.Call(func=ast.Attribute(value=squared, attr=square)) if name == "sum" and square in _SQUARES:
+            return squared, dimension
         case _:
-            return values[0] if last_name(call) in ("norm", "vector_norm") else None
+            return (values[0], dimension) if name in _NORMS else None
 
 
-def _is_of_pairs(node: ast.expr) -> bool:
-    """Whether it is a difference of two tensors, each of which has a dimension more than it had, but another one."""
+def _added_by(node: ast.expr) -> tuple[int, int]:
+    """The dimensions that are added to the two sides of a difference, in order; the same: it is none of pairs."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
-        return False
+        return 0, 0
     left, right = _added(node.left), _added(node.right)
-    return left is not None and right is not None and left != right
+    return (0, 0) if left is None or right is None else (min(left, right), max(left, right))
 
 
 def _added(node: ast.expr) -> int | None:
