@@ -112,6 +112,10 @@ def test_what_a_frozen_model_gives_for_the_same_batch(tmp_path: Path) -> None:
         pytest.param("return torch.sparse_coo", "CACHE[n] = a\n    return torch.sparse_coo", id="kept elsewhere"),
         pytest.param("index, values = a", "edges[0] = 0\n    index, values = a", id="changes its argument"),
         pytest.param("degree = torch", "degree = graph.degree(n) + torch", id="of what it is not given"),
+        pytest.param("    net = Net()", "    net = Net(); best = torch.optim.Adam([edges])", id="trained"),
+        pytest.param("    net = Net()", "    net = Net(); edges.requires_grad_()", id="trained by a name"),
+        pytest.param("    net = Net()", "    net = Net(); w = torch.ones(3, requires_grad=True)", id="perhaps trained"),
+        pytest.param("optimizer.step()", "for e in edges: e.data.sub_(0.1)", id="changed by parts"),
         pytest.param("def normalised(", "@cache\ndef normalised(", id="remembered"),
     ],
 )

@@ -413,12 +413,16 @@ RULES: Final = (
         problem="A line of the program holds a part of every step, outside of the model's compute.",
         evidence="Samples of the training thread's stack show a line in a call of Python's library or a package (what "
         "is written in C is read in the source), in a function of the program that its loop calls after `backward`, in "
-        "what is the same in every step by the source (it uses shapes, numbers, and buffers that nothing in its file "
-        "changes), in a loop that takes tensors apart by `item`, or always with the GIL: torch releases it for each of "
+        "what is the same in every step by the source (it uses shapes, numbers, buffers that nothing in its file "
+        "changes, and what the loop of the steps neither sets nor changes), in a loop that takes tensors apart by "
+        "`item`, in an operation for which another does far less (distances of all pairs through all their "
+        "differences, a permutation of everything for a few), in a second forward pass only to compare its "
+        "predictions, or always with the GIL: torch releases it for each of "
         "its operations, so that line computes in Python, or in C that keeps it. Of torch, what copies, gathers or "
-        "prints what could stay as it is, and the order of samples, if about every batch begins an epoch "
-        "(`next(iter(loader))`). The evidence names the call.",
-        costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time. "
+        "prints what could stay as it is, collectives of objects, and the order of samples, if about every batch "
+        "begins an epoch (`next(iter(loader))`). The evidence names the call.",
+        costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time; "
+        "where ranks wait for each other, what it takes the last one; of distances the same part of backward, too. "
         "A bound, if the line computes with tensors or in Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",

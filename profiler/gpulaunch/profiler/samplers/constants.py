@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, imported_names, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
 from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, ROOM, SCALARS, SHAPES, VIEWS, only_computes
 
 _Operation = ast.BinOp | ast.UnaryOp | ast.Compare
@@ -358,22 +358,13 @@ def changed_by(node: ast.AST) -> Iterator[str]:
     """Names of objects that a part of a function changes: `mask[0] = 1`, `mask.tril_()`, `out=mask`, `mask += 1`."""
     match node:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) | ast.Attribute(value=value, ctx=ast.Store()):
-            yield from _root(value)
+            yield root_of(value)
         case ast.Call(func=ast.Attribute(value=value, attr=method), args=args) if method.endswith("_"):
-            for each in (value, *args):
-                yield from _root(each)
+            yield from map(root_of, (value, *args))
         case ast.keyword(arg="out", value=value) | ast.AugAssign(target=value):
-            yield from _root(value)
+            yield root_of(value)
         case _:
             pass
-
-
-def _root(node: ast.AST) -> Iterator[str]:
-    """`mask` of `mask.data[0].view(-1)`."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    if isinstance(node, ast.Name):
-        yield node.id
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import Function, imported_names, last_name
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
 from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, ROOM, SCALARS, SHAPES, VIEWS, only_computes
 
 _METHODS: Final = frozenset(
@@ -148,9 +148,9 @@ class _Scope:
             case ast.Attribute(attr=name, ctx=ctx):
                 return isinstance(ctx, ast.Load) and (name.rstrip("_") in _METHODS or name in _CONTEXTS)
             case ast.Subscript(value=value, ctx=ast.Store()):
-                return _root(value) in self._own
+                return root_of(value) in self._own
             case ast.AugAssign(target=target):
-                return _root(target) in self._own
+                return root_of(target) in self._own
             case ast.With(items=items):
                 return all(_last(each.context_expr) in _CONTEXTS for each in items)
             case ast.Call():
@@ -172,7 +172,7 @@ class _Scope:
                 return name in _BUILTINS | _CONTEXTS or (self._file.is_package(name) and name in _METHODS)
             case ast.Attribute(value=value, attr=name):
                 changes = name.endswith("_") or name == "append"
-                return not changes or _root(value) in self._own or not _root(value)
+                return not changes or _changed(value) in self._own | {""}
             case _:
                 return False
 
@@ -199,11 +199,10 @@ def _last(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _root(node: ast.expr) -> str:
-    """The name of the object that an expression is a part, or a view, of; empty: it is a new one."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.Call):
-        is_new = last_name(node) in COMPUTE | ROOM | NUMBERS
-        return "" if is_new or not isinstance(node.func, ast.Attribute) else _root(node.func.value)
-    return node.id if isinstance(node, ast.Name) else ""
+def _changed(node: ast.expr) -> str:
+    """The name of the object that is changed with an expression; empty: it is a new one."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        if isinstance(node, ast.Call) and last_name(node) in COMPUTE | ROOM | NUMBERS:
+            return ""
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return root_of(node)

@@ -5,7 +5,7 @@ call, the function has it under another name, and so on down the stack: `net(wor
 x, edges)` in the model, and in a layer of it `normalised(edges)`. That function computes the same each time if it only
 computes (see `pure_functions`) and has no other arguments.
 
-A model stays the same only if nothing in the file may train it.
+What an optimizer has may be trained, and does not stay the same; nor does a model with dropout.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import Final
 from gpulaunch.profiler.samplers.constants import changed_by
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.pure_functions import Pure, PureFunctions
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
 from gpulaunch.profiler.samplers.tensor_functions import SCALARS, VIEWS
 
 _Loop = ast.For | ast.While
 _Names = frozenset[str]
 _NONE: _Names = frozenset()
-
-
 _DROPS: Final = re.compile(r"drop|transformer|rrelu", re.IGNORECASE)
+_OPTIMIZER: Final = re.compile(r"A?SGD|\w*Adam\w*|Ada\w+|R(?:MS)?prop|LBFGS|Lion|LAMB|LARS|Muon|SAM")
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,7 @@ class Calls:
     functions: dict[int, _Callee] = field(default_factory=dict[int, _Callee])
     """The innermost by line."""
     staying: dict[int, _Names] = field(default_factory=dict[int, _Names])
-    """By line of a loop that makes steps: the names that stay the same in it."""
-    trained: _Names = _NONE
-    """Names of models that may be trained."""
+    """By line of a loop that makes steps: the names that stay the same in it, and are not trained."""
     drops: bool = False
     """A model may have dropout."""
 
@@ -77,22 +74,23 @@ def calls_of(tree: ast.Module, makes_steps: Callable[[_Loop], bool]) -> Calls:
         makes_steps: whether a loop makes training steps.
     """
     nodes = nodes_of(tree)
-    found = Calls(trained=_trained(tree), drops=_has_dropout(tree))
+    trained = _trained(tree)
+    found = Calls(drops=_has_dropout(tree))
     pure = PureFunctions(tree)
     imported = imported_names(tree).keys()
     for node in nodes:  # the outermost first
         if isinstance(node, ast.Call):
             by_name = {each.arg: _depends_on(each.value) for each in node.keywords if each.arg}
             has_rest = any(isinstance(each, ast.Starred) for each in node.args) or len(by_name) < len(node.keywords)
-            is_of_package = not imported.isdisjoint(_roots(node.func))
+            is_of_package = root_of(node.func) in imported
             site = _CallSite(last_name(node), is_of_package, tuple(map(_depends_on, node.args)), by_name)
             for line in () if has_rest else lines_of(node):
                 found.sites.setdefault(line, []).append(site)
         elif isinstance(node, Function):
             callee = _callee(node, pure)
             found.functions.update(dict.fromkeys(lines_of(node), callee))
-        elif isinstance(node, _Loop) and makes_steps(node):
-            found.staying.update(dict.fromkeys(lines_of(node), _staying(node)))
+        elif isinstance(node, _Loop) and trained is not None and makes_steps(node):
+            found.staying.update(dict.fromkeys(lines_of(node), _staying(node) - trained))
     return found
 
 
@@ -114,7 +112,7 @@ class SameArguments:
         """
         if line in calls.staying:
             self._names = calls.staying[line]
-            self._frozen = _NONE if calls.drops else self._names - calls.trained
+            self._frozen = _NONE if calls.drops else self._names
         site = _site_of(calls.sites.get(line, ()), name, called) if self._names and called is not None else None
         if site is None or called is None:
             self.loses_track()
@@ -190,13 +188,23 @@ def _staying(loop: _Loop) -> _Names:
     nodes = nodes_of(loop)
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     varies = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    varies.update(name for node in nodes for name in changed_by(node))
+    changed = {name for node in nodes for name in changed_by(node)}
+    varies |= changed
     for node in nodes:
-        if isinstance(node, ast.Expr):  # called for what it does
-            varies.update(each for call in calls_in(node) for part in _parts(call) for each in _roots(part))
-        elif isinstance(node, Function):
-            varies.add(node.name)
+        match node:
+            case ast.Expr():  # called for what it does
+                varies.update(root_of(part) for call in calls_in(node) for part in _parts(call))
+            case ast.For(target=target, iter=iterated) if not changed.isdisjoint(_names(target)):
+                varies |= _names(iterated)
+            case ast.FunctionDef(name=name):
+                varies.add(name)
+            case _:
+                pass
     return frozenset(read - varies)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in nodes_of(node) if isinstance(each, ast.Name)}
 
 
 def _parts(call: ast.Call) -> Iterator[ast.expr]:
@@ -207,23 +215,33 @@ def _parts(call: ast.Call) -> Iterator[ast.expr]:
     yield from (each.value for each in call.keywords)
 
 
-def _roots(node: ast.expr) -> set[str]:
-    """The name of the object that something is a part of."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return {node.id} if isinstance(node, ast.Name) else set()
-
-
-def _trained(tree: ast.Module) -> _Names:
-    """The names of a file of which something is done with all parameters, but to freeze them."""
+def _trained(tree: ast.Module) -> _Names | None:
+    """The names of what a file may train: what it gives to an optimizer, or does something with all parameters of, but
+    to freeze them. None: it may train tensors by any name."""
     freezing = {id(node.iter) for node in nodes_of(tree) if isinstance(node, ast.For) and _freezes(node)}
-    return frozenset(
-        each.id
-        for call in calls_in(tree)
-        if last_name(call) in ("parameters", "named_parameters", "train") and id(call) not in freezing
-        for each in nodes_of(call.func)
-        if isinstance(each, ast.Name)
-    )
+    of_classes = {id(each) for node in nodes_of(tree) if isinstance(node, ast.ClassDef) for each in nodes_of(node)}
+    found = set[str]()
+    for call in calls_in(tree):
+        name = last_name(call)
+        if name in ("parameters", "named_parameters", "train") and id(call) not in freezing:
+            found |= _names(call.func)
+        elif _OPTIMIZER.fullmatch(name) or "optim" in ast.unparse(call.func):
+            found.update(name for part in _parts(call) for name in _names(part))
+        elif _makes_parameter(call) and id(call) not in of_classes:
+            return None
+    return frozenset(found)
+
+
+def _makes_parameter(call: ast.Call) -> bool:
+    """Whether a call makes a tensor that may be trained."""
+    if last_name(call) == "requires_grad_":
+        return not any(map(_is_false, call.args))
+    wants = any(each.arg == "requires_grad" and not _is_false(each.value) for each in call.keywords)
+    return wants or last_name(call) == "Parameter"
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
 
 
 def _freezes(loop: ast.For) -> bool:
@@ -233,7 +251,6 @@ def _freezes(loop: ast.For) -> bool:
 
 def _has_dropout(tree: ast.Module) -> bool:
     """Whether a file has names of modules, or arguments, with dropout."""
-    names = {node.attr for node in nodes_of(tree) if isinstance(node, ast.Attribute)}
-    names |= {node.id for node in nodes_of(tree) if isinstance(node, ast.Name)}
-    names |= {node.arg for node in nodes_of(tree) if isinstance(node, ast.keyword) and node.arg}
-    return any(_DROPS.search(name) for name in names - {"drop_last"})
+    attributes = {node.attr for node in nodes_of(tree) if isinstance(node, ast.Attribute)}
+    keywords = {node.arg for node in nodes_of(tree) if isinstance(node, ast.keyword) and node.arg}
+    return any(_DROPS.search(name) for name in (attributes | keywords | _names(tree)) - {"drop_last"})

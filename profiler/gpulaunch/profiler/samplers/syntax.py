@@ -29,6 +29,14 @@ def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
     return found
 
 
+def root_of(node: ast.AST) -> str:
+    """The name of the object that something is a part, or a view, of: `mask` of `mask.data[0].view(-1)`; empty: it is
+    none of a named object."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def forget_nodes(tree: ast.AST) -> None:
     """Forget what is remembered: a node and its list refer to each other, and would stay until garbage is collected."""
     for node in nodes_of(tree):
