@@ -185,6 +185,29 @@ def test_a_buffer_that_anything_in_the_file_may_change_is_none(change: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("self.width = width", "self.width = torch.tensor(1.0)"),
+        ("self.width = width", "self.width = nn.Parameter(width)"),
+        ("self.width = width", "pass\n    def hook(self):\n        self.width = 3"),
+        ("return x\n", "self.width[0] += 1\n        return x\n"),
+        ("return x\n", "self.width.fill_(2)\n        return x\n"),
+        ("    def mask(", "    width = 5\n    def mask("),
+    ],
+    ids=["a tensor", "a parameter", "set by a hook", "a list that changes", "a tensor that changes", "a default"],
+)
+def test_a_number_of_a_module_is_one_that_only_init_sets(was: str, now: str) -> None:
+    source = MODULE.replace("{}", "at = torch.arange(self.width).square()")
+    assert any(each == [range(0)] for each in constants_of(ast.parse(source)).values())
+    assert not constants_of(ast.parse(source.replace(was, now)))
+
+
+def test_a_method_that_is_given_nothing_may_compute_the_same() -> None:
+    source = MODULE.replace("{}", "pass") + "\n    def table(self):\n        return self.near.exp()\n"
+    assert source.count("\n") in constants_of(ast.parse(source))
+
+
+@pytest.mark.parametrize(
     "function",
     [
         pytest.param("def main():\n    y = torch.eye(3).exp()\n", id="no arguments"),

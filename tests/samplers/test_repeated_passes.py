@@ -54,6 +54,9 @@ def test_a_pass_that_is_only_compared(body: str) -> None:
             "a = net(x)\nif y is None:\n    optimizer.first_step()\nb = (net(x).argmax(1) == y)", id="after a condition"
         ),
         pytest.param("a = net(x)\nc = optimizer.step(f)\nb = (net(x).argmax(1) == y)", id="after an assigned update"),
+        pytest.param("a = net(x)\nx.data.add_(g)\nb = (net(x).argmax(1) == y)", id="attacked by a method"),
+        pytest.param("a = net(x)\nnet.adapt(a)\nb = (net(x).argmax(1) == y)", id="adapted"),
+        pytest.param("a = net(x)\npruner.enable()\nb = (net(x).argmax(1) == y)", id="pruned"),
         pytest.param("a = net(x)\nfor _ in range(3):\n    b = (net(x).argmax(1) == y)", id="in a loop"),
         pytest.param("if y is None:\n    a = net(x)\nelse:\n    b = (net(x).argmax(1) == y)", id="one of the two"),
         pytest.param(
@@ -80,7 +83,9 @@ def test_a_long_function_takes_no_time_that_grows_with_its_square() -> None:
     """Of 4 times as many statements 4 times as much: 16 times would fail. Costs 0.5 s."""
 
     def seconds(statements: int) -> float:
-        tree = ast.parse("def f(x):\n" + "".join(f"    check({i}, x)\n" for i in range(statements)))
+        lines = "".join(f"    check({i}, x)\n" for i in range(statements))
+        several = ", ".join(f"g(x{i}, y)" for i in range(statements))
+        tree = ast.parse(f"def f(x):\n{lines}    z = [{several}]\n")
         began_s = time.process_time()
         passes_for_metrics(tree)
         return time.process_time() - began_s

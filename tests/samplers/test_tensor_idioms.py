@@ -72,6 +72,8 @@ def test_other_differences(body: str) -> None:
         ("x[torch.randperm(len(x))]", False),
         ("order[:32]", False),
         ("torch.randperm(n)[32:]", False),
+        ("torch.randperm(n)[: int(0.75 * n)]", False),
+        ("torch.randperm(n)[:-1]", False),
     ],
 )
 def test_a_permutation_of_everything_for_a_few(expression: str, *, is_told: bool) -> None:

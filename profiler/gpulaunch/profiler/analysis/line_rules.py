@@ -132,7 +132,7 @@ _IN_PLACE_OF_CALLS: Final = {
         (PAIRS, PAIRS_FORWARD),
         "This line makes the differences of all pairs of vectors, only for their distances: torch.cdist(a, b) (for "
         "NumPy scipy's cdist), or a product of matrices for squared ones, (|a|^2 + |b|^2 - 2 a b).clamp(min=0), needs "
-        "no tensor of pairs x width.",
+        "no tensor of pairs x width. (cdist cannot be differentiated twice.)",
     ),
     PERMUTATION: "This line draws a permutation of everything for a few of its elements: torch.randint draws only "
     "those, if it may draw one twice; or go through one permutation in each epoch.",

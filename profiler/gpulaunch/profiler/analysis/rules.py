@@ -413,8 +413,8 @@ RULES: Final = (
         problem="A line of the program holds a part of every step, outside of the model's compute.",
         evidence="Samples of the training thread's stack show a line in a call of Python's library or a package (what "
         "is written in C is read in the source), in a function of the program that its loop calls after `backward`, in "
-        "what is the same in every step by the source (it uses shapes, numbers, buffers that nothing in its file "
-        "changes, and what the loop of the steps neither sets nor changes), in a loop that takes tensors apart by "
+        "what is the same in every step by the source (it uses shapes, numbers, and buffers that nothing in its "
+        "file changes), in a loop that takes tensors apart by "
         "`item`, in an operation for which another does far less (distances of all pairs through all their "
         "differences, a permutation of everything for a few), in a second forward pass only to compare its "
         "predictions, or always with the GIL: torch releases it for each of "

@@ -20,7 +20,6 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     below_fetch,
     call_of,
     draws_order,
-    frames_of_program,
     function_of_thread,
     in_callback,
     in_compiled,
@@ -184,8 +183,6 @@ class StackSamples:
                 return replace(line, name=CONSTANT)
         if not lines:
             return None
-        if (frame := self._sources.with_same_arguments(frames_of_program(frames))) is not None:
-            return Call(frame.file, frame.line, CONSTANT)
         for frame, calls_module in loops_may_be_in(frames):
             if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
                 return Call(frame.file, frame.line, FORWARD_AGAIN)

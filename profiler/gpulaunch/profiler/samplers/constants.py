@@ -121,10 +121,19 @@ class _Module:
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
                 stores = [each for each in self._attributes[name] if _is_set(each)]
-                is_default = self._is_opaque or name in self._defaults
-                return not is_default and len(stores) == 1 and self._is_in_init(stores[0])
+                if self._is_opaque or name in self._defaults or len(stores) != 1 or not self._is_in_init(stores[0]):
+                    return False
+                return not any(self._is_object(each) for each in self._attributes[name])
             case _:
                 return False
+
+    def _is_object(self, node: ast.Attribute) -> bool:
+        """Whether something is made a part of, or done with, what an attribute is, as no program does with a number."""
+        parent = self.parents[node]
+        if isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Subscript) and parent.value is node):
+            return True
+        value = parent.value if isinstance(parent, ast.Assign) and _is_set(node) else None
+        return isinstance(value, ast.Call) and last_name(value) not in SCALARS | {"len"}
 
     def _is_in_init(self, node: ast.AST) -> bool:
         at: ast.AST | None = node

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Set
 from operator import attrgetter
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import MOVES, calls_in, last_name, lines_of
+from gpulaunch.profiler.samplers.loops import BACKWARD, MOVES, calls_in, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
 _COUNTS: Final = frozenset({"round", "min", "max", "abs", "bool", "divmod", "pow"})
@@ -28,6 +28,8 @@ def loops_over_elements(tree: ast.Module) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for loop in nodes_of(tree):  # the outermost first
+        if any(last_name(call) in BACKWARD for call in calls_in(loop)):
+            continue  # it makes steps
         if isinstance(loop, ast.For | ast.While):
             lines: Iterable[int] = _taking_elements(loop)
         elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):

@@ -12,8 +12,10 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
+from gpulaunch.profiler.samplers.constants import changed_by
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 from gpulaunch.profiler.samplers.tensor_functions import VIEWS
@@ -24,6 +26,8 @@ _CHANGES: Final = re.compile(
     r"\w*(?:step|update|attack|restore|load|train|eval|swap|perturb|requires_grad|set_|ema|average)\w*|append|extend"
 )
 """Functions after which the same call may give something else."""
+_HARMLESS_CALLS: Final = frozenset({"backward", "manual_backward", "zero_grad", "log", "log_dict", "print", "info"})
+"""Functions that are called for what they do, which is nothing to a model or a batch."""
 _HARMLESS: Final = frozenset({"no_grad", "inference_mode", "autocast", "no_sync", "profile", "record_function"})
 """Contexts in which it gives the same."""
 _APART: Final = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension, ast.ListComp, ast.GeneratorExp, ast.DictComp)
@@ -47,8 +51,9 @@ def passes_for_metrics(tree: ast.Module) -> set[int]:
     Args:
         tree: of a file.
     """
-    functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
-    others = {*imported_names(tree), *(each.name for each in functions)}
+    nodes = nodes_of(tree)
+    functions = [node for node in nodes if isinstance(node, Function)]
+    others = {*imported_names(tree), *(node.name for node in nodes if isinstance(node, Function | ast.ClassDef))}
     again = [call for body in (tree.body, *(each.body for each in functions)) for call in _again(body, {}, others)]
     return {line for call in again for line in lines_of(call)}
 
@@ -89,12 +94,12 @@ def _is_harmless(context: ast.withitem) -> bool:
 def _made_by(
     statement: ast.stmt, body: Sequence[ast.stmt], passes: dict[str, _Pass], others: set[str]
 ) -> Iterator[ast.Call]:
+    calls = list(islice((call for call in calls_in(statement) if _may_be_pass(call, others)), _MOST_PASSES))
     made: list[tuple[str, _Pass]] = []
-    for call in calls_in(statement):
-        if not _may_be_pass(call, others) or len(passes) >= _MOST_PASSES or _is_apart(call, statement):
-            continue
-        names = frozenset(node.id for node in nodes_of(call) if isinstance(node, ast.Name))
-        made.append((ast.unparse(call), _Pass(call, names, _is_compared(call, statement, body))))
+    for call in calls if len(passes) + len(calls) < _MOST_PASSES else ():
+        if not _is_apart(call, statement):
+            names = frozenset(node.id for node in nodes_of(call) if isinstance(node, ast.Name))
+            made.append((ast.unparse(call), _Pass(call, names, _is_compared(call, statement, body))))
     texts = [text for text, _ in made]
     for text, this in made:
         if texts.count(text) > 1:
@@ -113,7 +118,9 @@ def _may_be_pass(call: ast.Call, others: set[str]) -> bool:
             is_model = True
         case _:
             is_model = False
-    return is_model and len(call.args) > 0 and all(map(_is_variable, (*call.args, *(k.value for k in call.keywords))))
+    arguments = [*call.args, *(each.value for each in call.keywords)]
+    is_constant = all(isinstance(each, ast.Constant) for each in arguments)
+    return is_model and not is_constant and all(map(_is_variable, arguments))
 
 
 def _is_variable(node: ast.expr) -> bool:
@@ -173,10 +180,13 @@ def _chooses(value: ast.expr) -> bool:
 def _forget(passes: dict[str, _Pass], statement: ast.stmt) -> None:
     """Leave out the calls whose result may be another one after a statement."""
     nodes = nodes_of(statement)
-    if any(isinstance(node, ast.Call) and _CHANGES.fullmatch(last_name(node)) for node in nodes):
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    does_more = isinstance(call, ast.Call) and last_name(call) not in _HARMLESS_CALLS
+    if does_more or any(isinstance(node, ast.Call) and _CHANGES.fullmatch(last_name(node)) for node in nodes):
         passes.clear()
         return
-    changed = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    changed = {name for node in nodes for name in changed_by(node)}
+    changed |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     for node in nodes:
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
             changed.update(each.id for each in nodes_of(node.value) if isinstance(each, ast.Name))

@@ -71,8 +71,6 @@ BUFFERS: Final = "torch.nn.parallel.DistributedDataParallel._sync_buffers"
 _BUFFERS: Final = re.compile(r"/torch/nn/parallel/distributed\.py (?:.*\.)?_sync_(?:module_)?buffers$")
 """What DDP calls before a forward pass to send the buffers of the first rank to all others (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
-_MODULES: Final = (_MODULE, "/torch/nn/parallel/distributed.py")
-"""What calls a module with the arguments that it is given."""
 _LINEAR: Final = (_MODULE, "/torch/nn/modules/linear.py")
 _OPTIMIZER: Final = "/torch/optim/optimizer.py"
 _CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
@@ -196,27 +194,6 @@ def loops_may_be_in(frames: Sequence[Frame]) -> list[tuple[Frame, bool]]:
             callee = frame.file
         if _origin(frame.file)[0] == "program":
             found.append((frame, calls_module))
-    return found
-
-
-def frames_of_program(frames: Sequence[Frame]) -> list[tuple[Frame, bool]]:
-    """Return the frames of the program, the outermost first, and whether each calls the next one directly: as a
-    function, or as a module.
-
-    Args:
-        frames: the deepest first.
-    """
-    found: list[tuple[Frame, bool]] = []
-    is_direct = True
-    for frame in reversed(frames):
-        origin, _ = _origin(frame.file)
-        if origin == "program":
-            if found:
-                found[-1] = found[-1][0], is_direct
-            found.append((frame, False))
-            is_direct = True
-        elif origin != "gpulaunch" and not frame.file.endswith(_MODULES):
-            is_direct = False
     return found
 
 

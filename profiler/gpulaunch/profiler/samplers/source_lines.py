@@ -9,9 +9,8 @@ import ast
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
@@ -19,11 +18,9 @@ from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
-from gpulaunch.profiler.samplers.same_arguments import Calls, SameArguments, calls_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import forget_nodes, nodes_of
 from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
-from gpulaunch.profiler.stack import Frame
 
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
@@ -99,7 +96,6 @@ class _Source:
     elements: dict[int, int] = field(default_factory=dict[int, int])
     for_metrics: set[int] = field(default_factory=set[int])
     idioms: dict[int, str] = field(default_factory=dict[int, str])
-    called: Calls = field(default_factory=Calls)
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
@@ -180,23 +176,6 @@ class SourceLines:
         """Which operation on tensors a line does for which another does far less, see `tensor_idioms`; empty: none."""
         return self._source(file).idioms.get(line, "")
 
-    def with_same_arguments(self, frames: Sequence[tuple[Frame, bool]]) -> Frame | None:
-        """Return the frame of a stack that calls a function with the same result as in the step before, as far as that
-        is known, see `same_arguments`; None: there is none.
-
-        Args:
-            frames: of the program, the outermost first, and whether each calls the next one directly.
-        """
-        follow = SameArguments()
-        for (frame, is_direct), (inner, _) in pairwise(frames):
-            if not is_direct:
-                follow.loses_track()
-                continue
-            called = self._source(inner.file).called.functions.get(inner.line)
-            if follow.calls(self._source(frame.file).called, frame.line, inner.name.rpartition(".")[2], called):
-                return frame
-        return None
-
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -230,7 +209,6 @@ def _read(file: str, until_s: float) -> _Source:
 
     _unless_too_deep(lambda: _read_statements(source, tree, steps), None)
     source.loops = _unless_too_deep(lambda: loops_of(tree, makes_steps), source.loops)
-    source.called = _unless_too_deep(lambda: calls_of(tree, makes_steps), source.called)
     source.elements = _unless_too_deep(lambda: loops_over_elements(tree), source.elements)
     source.for_metrics = _unless_too_deep(lambda: passes_for_metrics(tree), source.for_metrics)
     source.idioms = _unless_too_deep(lambda: idioms_of(tree), source.idioms)

@@ -47,7 +47,9 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
 def _is_part_of_permutation(node: ast.Subscript) -> bool:
     """Whether it is the first elements of a permutation that is used for nothing else."""
     match node:
-        case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=ast.expr())):
+        case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=ast.Name() | ast.Attribute())):
+            return last_name(call) == "randperm"
+        case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=ast.Constant())):
             return last_name(call) == "randperm"
         case _:
             return False
