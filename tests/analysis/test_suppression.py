@@ -725,6 +725,26 @@ def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_la
     assert (found.file, found.line) == ("model.py", 7)
 
 
+@pytest.mark.parametrize(("call", "with_backward"), [("differences of pairs", True), ("permutation", False)])
+def test_distances_of_all_pairs_cost_their_part_of_backward_too(call: str, *, with_backward: bool) -> None:
+    """15 % of the step is half of forward, so half of backward goes with it."""
+    seen = rank(phases_ms={"forward": 30.0, "backward": 40.0}, samples=100, calls={"train.py:88": call}, gpu=None)
+    seen = replace(seen, calling={"train.py:88": round(100 * 0.015 / seen.step_s)})
+
+    (found,) = advise(window(seen))
+
+    line_s = seen.calling["train.py:88"] / 100 * seen.step_s
+    assert found.seconds_per_step == pytest.approx(line_s + (line_s / 0.030 * 0.040 if with_backward else 0.0))
+    assert found.evidence["call"] == call
+
+
+def test_lines_that_follow_each_other_are_told_apart_if_something_else_is_to_be_done_about_them() -> None:
+    calls = {"train.py:88": "differences of pairs", "train.py:89": "the same in every step"}
+    seen = rank(samples=100, calling={"train.py:88": 30, "train.py:89": 30}, calls=calls, gpu=None)
+
+    assert sorted(found.line or 0 for found in advise(window(seen))) == [88, 89]
+
+
 def test_a_line_that_the_gpu_does_not_wait_for_costs_nothing() -> None:
     """The host may be ahead of its GPU: what it does then is hidden, and a line of tensor operations only waits."""
     dumps = {"samples": 20, "calling": {"train.py:88": 15}, "calls": {"train.py:88": "json.dump"}}
