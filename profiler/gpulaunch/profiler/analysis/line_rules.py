@@ -46,7 +46,10 @@ _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 _CONVERTS: Final = "torch.tensor"
 _OF_DDP: Final = "._sync_buffers"
 """The end of the name of a function that an argument of DDP's constructor switches off."""
-_MEETS: Final = (_OF_DDP, ".full_tensor", "_object", "_object_list", "gather_for_metrics")
+_MEETS: Final = (
+    *(_OF_DDP, ".full_tensor", ".all_gather_object", ".gather_object", ".broadcast_object_list"),
+    *(".scatter_object_list", ".gather_for_metrics"),
+)
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _CURES: Final = (
     (

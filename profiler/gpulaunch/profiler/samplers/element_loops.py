@@ -28,10 +28,9 @@ def loops_over_elements(tree: ast.Module) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for loop in nodes_of(tree):  # the outermost first
-        if any(last_name(call) in BACKWARD for call in calls_in(loop)):
-            continue  # it makes steps
         if isinstance(loop, ast.For | ast.While):
-            lines: Iterable[int] = _taking_elements(loop)
+            makes_steps = any(last_name(call) in BACKWARD for call in calls_in(loop))
+            lines: Iterable[int] = () if makes_steps else _taking_elements(loop)
         elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):
             turns = {name for each in loop.generators for name in _names_in(each.target)}
             numbers = {name for each in loop.generators for name in _numbers_of(each)}
