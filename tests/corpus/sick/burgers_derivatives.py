@@ -34,16 +34,16 @@ class TanhNet(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         dims = [2] + [cfg.width] * cfg.depth + [1]
-        self.lins = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(dims)])
-        for lin in self.lins:
-            nn.init.xavier_normal_(lin.weight)
-            nn.init.zeros_(lin.bias)
+        self.linears = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(dims)])
+        for linear in self.linears:
+            nn.init.xavier_normal_(linear.weight)
+            nn.init.zeros_(linear.bias)
 
     def forward(self, x, t):
         h = torch.cat([x, t], dim=1)
-        for lin in self.lins[:-1]:
-            h = torch.tanh(lin(h))
-        return self.lins[-1](h)
+        for linear in self.linears[:-1]:
+            h = torch.tanh(linear(h))
+        return self.linears[-1](h)
 
 
 def grad(y, x):
