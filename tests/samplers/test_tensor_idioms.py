@@ -55,6 +55,7 @@ def test_backward_does_not_go_through_what_only_chooses() -> None:
         pytest.param("gap = x[:, None] - y[None]\ngap %= box\nreturn gap.norm(dim=-1)", id="periodic"),
         pytest.param("return grad((x[:, None] - y[None]).norm(dim=-1), x, create_graph=True)", id="twice"),
         pytest.param("return np.linalg.norm(x[:, None] - y[None], axis=-1)", id="NumPy"),
+        pytest.param("return torch.sum(input=x, dim=-1)", id="by keywords alone"),
         pytest.param("return (x[:, None] * y[None]).square().sum(-1)", id="products"),
         pytest.param("return (x[:, None] - y[None]).sum(-1)", id="no distance"),
         pytest.param("return (-(x[:, None] - y[None]).square()).exp().sum(-1)", id="a kernel of each number"),

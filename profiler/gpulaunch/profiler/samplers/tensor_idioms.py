@@ -92,7 +92,7 @@ def _reduced(call: ast.Call) -> tuple[ast.expr, int] | None:
     named = [each.value for each in call.keywords if each.arg == "dim"]
     of_norm = 2  # `norm(x, p, dim)`
     dimensions = named or (values[of_norm:] if name in _NORMS else values[1:])
-    if len(dimensions) != 1 or (dimension := _number(dimensions[0])) is None:
+    if not values or len(dimensions) != 1 or (dimension := _number(dimensions[0])) is None:
         return None
     match values[0]:
         case ast.BinOp(left=squared, op=ast.Pow(), right=ast.Constant(value=2)) if name == "sum":
