@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ while True:
 def program(tmp_path: Path) -> str:
     (tmp_path / "train.py").write_text(PROGRAM)
     return str(tmp_path / "train.py")
+
+
+def told_on_third_line(tmp_path: Path, source: str) -> Mapping[tuple[int, str], int]:
+    """The lines that are told for a sample on the third line of a program."""
+    program = tmp_path / "train.py"
+    program.write_text(f"{source}\n")
+    samples = StackSamples(Path("/"))
+    samples.add(RankPlace(rank=0, local_rank=0, pid=os.getpid()), "forward", [Frame("f", str(program), 3)])
+    return samples.tally.calling
 
 
 def test_anomaly_mode_is_counted_for_the_line_that_switches_it_on(program: str) -> None:
@@ -437,12 +447,7 @@ def test_a_loop_that_takes_tensors_apart_is_told_where_it_only_moves_elements(tm
     ],
 )
 def test_a_loop_may_count_by_itself(tmp_path: Path, loop: str) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(f"{loop}\n")
-    samples = StackSamples(Path("/"))
-    samples.add(RankPlace(rank=0, local_rank=0, pid=os.getpid()), "forward", [Frame("f", str(program), 3)])
-
-    assert samples.tally.calling == {(0, f"{program}:1"): 1}
+    assert told_on_third_line(tmp_path, loop) == {(0, f"{tmp_path}/train.py:1"): 1}
 
 
 _AGAIN = [
@@ -519,9 +524,4 @@ def test_no_source_of_a_package_is_read(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_a_loop_that_computes_with_tensors_may_take_elements_too(tmp_path: Path, loop: str) -> None:
     """Its third line is what takes the time."""
-    program = tmp_path / "train.py"
-    program.write_text(f"{loop}\n")
-    samples = StackSamples(Path("/"))
-    samples.add(RankPlace(rank=0, local_rank=0, pid=os.getpid()), "forward", [Frame("f", str(program), 3)])
-
-    assert samples.tally.calling == {}
+    assert told_on_third_line(tmp_path, loop) == {}

@@ -69,7 +69,9 @@ def run(argv: Sequence[str]) -> int:
         answer(everything + "\n")
     else:
         with show_activity("reading the run"):
-            text = as_text(collect(Path(run_dir)), _standing(run_dir), where_the_time_goes(run_dir))
+            report = collect(Path(run_dir))
+            is_clear = report["watched"] and not any(found["active"] for found in report["findings"])
+            text = as_text(report, _standing(run_dir), where_the_time_goes(run_dir) if is_clear else "")
         answer(text + "\n")
     return 0
 
@@ -199,8 +201,8 @@ def where_the_time_goes(run_dir: str) -> str:
 
 
 def as_text(report: Mapping[str, Any], standing: str = "", spent: str = "") -> str:
-    """The report for people: the result of the run in a sentence, and each finding in three lines; without one, where
-    the time is `spent`."""
+    """The report for people: the result of the run in a sentence, where the time is `spent` if that is given, and each
+    finding in three lines."""
     from gpulaunch.exporters.view.findings import not_profiled
 
     notes = [f"note: {note}" for note in report["notes"]]
@@ -210,9 +212,8 @@ def as_text(report: Mapping[str, Any], standing: str = "", spent: str = "") -> s
         found = "findings are unknown (--md shows the data of telemetry.sqlite)"
     else:
         found = _counted([found for found in report["findings"] if not found["earlier"]])
-    is_told = spent and report["watched"] and not any(found["active"] for found in report["findings"])
     lines = [f"{report['run']}: {found}", *([standing] if standing else []), *notes]
-    lines += [f"{spent[0].upper()}{spent[1:]}."] if is_told else []
+    lines += [f"{spent[0].upper()}{spent[1:]}."] if spent else []
     for found in report["findings"]:
         over = ", in an earlier run only" if found["earlier"] else "" if found["active"] else ", no longer active"
         lines += [

@@ -197,7 +197,8 @@ def _found(run_dir: str, since_s: float, if_nothing: str) -> list[str]:
         where_the_time_goes,
     )
 
-    if lines := headlines(run_dir, since_s=since_s) if size_bytes else []:
+    lines = headlines(run_dir, since_s=since_s) if size_bytes else []
+    if lines or not if_nothing:
         return lines
     spent = where_the_time_goes(run_dir)
-    return [f"{if_nothing}; {spent}" if spent else if_nothing] if if_nothing else []
+    return [f"{if_nothing}; {spent}" if spent else if_nothing]

@@ -183,9 +183,10 @@ class StackSamples:
                 return replace(line, name=CONSTANT)
         if not lines:
             return None
-        for frame, calls_module in loops_may_be_in(frames):
-            if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
-                return Call(frame.file, frame.line, FORWARD_AGAIN)
+        if any(self._sources.is_pass_for_metric(line.file, line.line) for line in lines):
+            for frame, calls_module in loops_may_be_in(frames):
+                if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
+                    return Call(frame.file, frame.line, FORWARD_AGAIN)
         inner = lines[-1]
         if name := self._sources.idiom(inner.file, inner.line):
             return replace(inner, name=name)

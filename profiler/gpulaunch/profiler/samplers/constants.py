@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, imported_names, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
+from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, root_of
 from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, ROOM, SCALARS, SHAPES, VIEWS, only_computes
 
 _Operation = ast.BinOp | ast.UnaryOp | ast.Compare
@@ -57,7 +57,7 @@ class _Module:
     """What a file says."""
 
     def __init__(self, tree: ast.Module) -> None:
-        nodes = list(nodes_of(tree))
+        nodes = nodes_of(tree)
         self.parents = {child: parent for parent in nodes for child in ast.iter_child_nodes(parent)}
         self.functions: list[tuple[Function, ast.ClassDef | None]] = []
         for each in tree.body:
@@ -79,7 +79,7 @@ class _Module:
         self._packages = {name for name, of in imported if only_computes(of)} - self._set
         bodies = [each.body for each in nodes if isinstance(each, ast.ClassDef)]
         of_classes = [each for body in bodies for each in body if isinstance(each, ast.Assign | ast.AnnAssign)]
-        self._defaults = {each.id for one in of_classes for each in nodes_of(one) if isinstance(each, ast.Name)}
+        self._defaults = {name for each in of_classes for name in names_in(each)}
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._following: list[Function] = []
@@ -270,7 +270,7 @@ class _Scope:
     def _is_of_numbers(self, value: ast.expr) -> bool:
         """Whether a value that stays is a number, or a shape: nothing can change such an object."""
         calls = {last_name(call) for call in calls_in(value)}
-        names = {node.id for node in nodes_of(value) if isinstance(node, ast.Name)}
+        names = names_in(value)
         if any(isinstance(node, ast.List) for node in nodes_of(value)):
             return False
         return calls <= SHAPES | SCALARS | {"len"} and names <= self._arguments | self._numbers | SCALARS | {"len"}

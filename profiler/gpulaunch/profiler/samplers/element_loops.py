@@ -7,12 +7,12 @@ nothing else count: a line that computes with whole tensors may be what the step
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from operator import attrgetter
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, MOVES, calls_in, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import names_in, nodes_of
 
 _COUNTS: Final = frozenset({"round", "min", "max", "abs", "bool", "divmod", "pow"})
 """Builtin functions of numbers."""
@@ -32,7 +32,7 @@ def loops_over_elements(tree: ast.Module) -> dict[int, int]:
             makes_steps = any(last_name(call) in BACKWARD for call in calls_in(loop))
             lines: Iterable[int] = () if makes_steps else _taking_elements(loop)
         elif isinstance(loop, ast.ListComp | ast.GeneratorExp | ast.SetComp):
-            turns = {name for each in loop.generators for name in _names_in(each.target)}
+            turns = {name for each in loop.generators for name in names_in(each.target)}
             numbers = {name for each in loop.generators for name in _numbers_of(each)}
             lines = lines_of(loop.elt) if _takes_elements(loop.elt, turns) and _counts(loop.elt, numbers) else ()
         else:
@@ -46,7 +46,7 @@ def _taking_elements(loop: ast.For | ast.While) -> set[int]:
     nodes = [each for statement in loop.body for each in nodes_of(statement)]
     loops = [each for each in (loop, *nodes) if isinstance(each, ast.For)]
     counters = _counters(nodes)
-    turns = counters.union(name for each in loops for name in _names_in(each.target))
+    turns = counters.union(name for each in loops for name in names_in(each.target))
     numbers = counters.union(name for each in loops for name in _numbers_of(each))
     found: set[int] = set()
     assignments = (each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign))
@@ -62,9 +62,8 @@ def _taking_elements(loop: ast.For | ast.While) -> set[int]:
     return found
 
 
-def _counters(nodes: Iterable[ast.AST]) -> set[str]:
+def _counters(nodes: Sequence[ast.AST]) -> set[str]:
     """The names that statements count up or down, and that are positions: `i += 1`, and `boxes[i]`."""
-    nodes = list(nodes)
     counted = set[str]()
     for node in nodes:
         match node:
@@ -72,7 +71,7 @@ def _counters(nodes: Iterable[ast.AST]) -> set[str]:
                 counted.add(name)
             case _:
                 pass
-    at = {name for node in nodes if isinstance(node, ast.Subscript) for name in _names_in(node.slice)}
+    at = {name for node in nodes if isinstance(node, ast.Subscript) for name in names_in(node.slice)}
     return counted & at
 
 
@@ -81,13 +80,9 @@ def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
     if not isinstance(loop.iter, ast.Call):
         return
     if last_name(loop.iter) == "range":
-        yield from _names_in(loop.target)
+        yield from names_in(loop.target)
     elif last_name(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple):
-        yield from _names_in(loop.target.elts[0])
-
-
-def _names_in(node: ast.AST) -> Iterator[str]:
-    return (each.id for each in nodes_of(node) if isinstance(each, ast.Name))
+        yield from names_in(loop.target.elts[0])
 
 
 def _stored(target: ast.expr) -> Iterator[ast.Name]:
@@ -105,7 +100,7 @@ def _is_number(target: ast.expr, numbers: Set[str]) -> bool:
 
 def _takes_elements(node: ast.AST, turns: Set[str]) -> bool:
     """Whether any call in a part of a tree is `item` of what is at a position that a turn of a loop gives."""
-    return any(_is_item(call) and not turns.isdisjoint(_names_in(call.func)) for call in calls_in(node))
+    return any(_is_item(call) and not turns.isdisjoint(names_in(call.func)) for call in calls_in(node))
 
 
 def _is_item(call: ast.Call) -> bool:

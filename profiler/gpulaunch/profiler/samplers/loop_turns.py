@@ -35,7 +35,7 @@ def turns_need_each_other(loop: Loop) -> bool:
 def _positions(loop: Loop) -> set[str]:
     """Names that only say where the elements of a turn begin or end, such as `start` of `scores[start : start + size]`
     and `start += size`: the turns need each other to count, not to compute."""
-    nodes = list(nodes_of(loop))
+    nodes = nodes_of(loop)
     made: dict[str, list[ast.expr]] = {}
     times_set = Counter(name.id for name in nodes if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
     for node in nodes:

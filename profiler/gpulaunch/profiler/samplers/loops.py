@@ -119,12 +119,12 @@ def _is_mapped(call: ast.Call) -> bool:
     function, *iterated = call.args
     if not all(map(_is_batch, iterated)):
         return False
-    return _computes([function.body]) if isinstance(function, ast.Lambda) else _name(function) not in {"", *MOVES}
+    return _computes([function.body]) if isinstance(function, ast.Lambda) else word_of(function) not in {"", *MOVES}
 
 
 def _is_reduced(call: ast.Call) -> bool:
     """Whether it is `functools.reduce` with a function that does not need an order."""
-    if last_name(call) != "reduce" or len(call.args) < 2 or _name(call.args[0]) not in _REDUCES:
+    if last_name(call) != "reduce" or len(call.args) < 2 or word_of(call.args[0]) not in _REDUCES:
         return False
     return _is_batch(call.args[1])
 
@@ -161,10 +161,10 @@ def _is_few(iterated: ast.expr) -> bool:
 
 def _is_of_model(iterated: ast.expr) -> bool:
     """Whether it is the parts of a model."""
-    return any(_OF_THE_MODEL.fullmatch(_name(node)) for node in nodes_of(iterated))
+    return any(_OF_THE_MODEL.fullmatch(word_of(node)) for node in nodes_of(iterated))
 
 
-def _name(node: ast.AST) -> str:
+def word_of(node: ast.AST) -> str:
     """The word of a name, of an attribute, or of a key such as `group["params"]`; empty: it is none of them."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):

@@ -17,7 +17,7 @@ from typing import Final
 
 from gpulaunch.profiler.samplers.constants import changed_by
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import VIEWS
 
 _ACCURACY: Final = re.compile(r"\w*accuracy\w*", re.IGNORECASE)
@@ -98,8 +98,8 @@ def _made_by(
     made: list[tuple[str, _Pass]] = []
     for call in calls if len(passes) + len(calls) < _MOST_PASSES else ():
         if not _is_apart(call, statement):
-            names = frozenset(node.id for node in nodes_of(call) if isinstance(node, ast.Name))
-            made.append((ast.unparse(call), _Pass(call, names, _is_compared(call, statement, body))))
+            is_compared = _is_compared(call, statement, body)
+            made.append((ast.unparse(call), _Pass(call, frozenset(names_in(call)), is_compared)))
     texts = [text for text, _ in made]
     for text, this in made:
         if texts.count(text) > 1:
@@ -141,12 +141,9 @@ def _is_apart(call: ast.Call, statement: ast.stmt) -> bool:
 
 def _is_compared(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt]) -> bool:
     """Whether the result of a call is only compared: in its own statement, or by a name that only comparisons read."""
-    nodes = nodes_of(statement)
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    if any(map(_LOSS.fullmatch, names)):
+    if any(map(_LOSS.fullmatch, words_in(statement))):
         return False
-    if any(_compares(node) and call in nodes_of(node) and _is_output(call, node) for node in nodes):
+    if any(_compares(node) and call in nodes_of(node) and _is_output(call, node) for node in nodes_of(statement)):
         return True
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if _chooses(value):
@@ -189,7 +186,7 @@ def _forget(passes: dict[str, _Pass], statement: ast.stmt) -> None:
     changed |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     for node in nodes:
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            changed.update(each.id for each in nodes_of(node.value) if isinstance(each, ast.Name))
+            changed |= names_in(node.value)
         elif isinstance(node, ast.Call):
             changed.update(each.id for each in node.args if isinstance(each, ast.Name) and _is_model(passes, each.id))
     for text in [text for text, each in passes.items() if not changed.isdisjoint(each.names)]:

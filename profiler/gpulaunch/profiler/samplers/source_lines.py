@@ -284,7 +284,7 @@ def _on_host_only(statement: ast.stmt, modules: dict[str, str]) -> str:
     """Return the function of a library that takes the time of a statement all of whose calls are such functions,
     methods of what these return, or cheap: the outermost one, and one of numpy, which is often around others, only if
     there is no other. Empty: there is none, or something else in it may take the time."""
-    nodes = list(nodes_of(statement))  # the outermost first
+    nodes = nodes_of(statement)  # the outermost first
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     names = {call: name for call in calls if (name := _called(call, modules)) not in _EXCUSED and _is_on_host(name)}
     if not all(isinstance(node, (*_PLAIN, ast.IfExp)) for node in nodes):
@@ -311,7 +311,7 @@ def _returned_by(call: ast.Call) -> ast.Call | None:
 
 def _makes_tensors(statement: ast.stmt, imported: dict[str, str]) -> bool:
     """Whether all that takes time in a statement is that it makes tensors of Python's values."""
-    nodes = list(nodes_of(statement))
+    nodes = nodes_of(statement)
     makes = {node for node in nodes if isinstance(node, ast.Call) and _called(node, imported) in _TENSORS}
     return bool(makes) and all(
         isinstance(node, _PLAIN)

@@ -29,6 +29,16 @@ def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
     return found
 
 
+def names_in(node: ast.AST) -> set[str]:
+    """The names in a part of a tree."""
+    return {each.id for each in nodes_of(node) if isinstance(each, ast.Name)}
+
+
+def words_in(node: ast.AST) -> set[str]:
+    """The names and the attributes in a part of a tree."""
+    return names_in(node) | {each.attr for each in nodes_of(node) if isinstance(each, ast.Attribute)}
+
+
 def root_of(node: ast.AST) -> str:
     """The name of the object that something is a part, or a view, of: `mask` of `mask.data[0].view(-1)`; empty: it is
     none of a named object."""

@@ -12,8 +12,8 @@ from collections import Counter
 from typing import Final
 
 from gpulaunch.profiler.record.line_calls import PAIRS, PAIRS_FORWARD, PERMUTATION
-from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
+from gpulaunch.profiler.samplers.syntax import nodes_of, words_in
 
 _SQUARES: Final = frozenset({"pow", "square"})
 _NORMS: Final = frozenset({"norm", "vector_norm"})
@@ -47,10 +47,8 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
 def _is_part_of_permutation(node: ast.Subscript) -> bool:
     """Whether it is the first elements of a permutation that is used for nothing else."""
     match node:
-        case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=ast.Name() | ast.Attribute())):
-            return last_name(call) == "randperm"
-        case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=ast.Constant())):
-            return last_name(call) == "randperm"
+        case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=end)):
+            return last_name(call) == "randperm" and isinstance(end, ast.Name | ast.Attribute | ast.Constant)
         case _:
             return False
 
@@ -60,8 +58,7 @@ def _distances_of_pairs(scope: ast.AST) -> dict[int, bool]:
     these: not where a function looks for the nearest."""
     found: dict[int, bool] = {}
     nodes = nodes_of(scope)
-    words = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    words |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    has_gradients = _CHOOSES.isdisjoint(words_in(scope))
     reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
     changed = {ast.unparse(each.target) for each in nodes if isinstance(each, ast.AugAssign)}
     names = {
@@ -78,7 +75,7 @@ def _distances_of_pairs(scope: ast.AST) -> dict[int, bool]:
             made_by.append(names[differences.id])
             differences = names[differences.id].value
         if dimension in _LAST.get(_added_by(differences), ()):
-            found.update((line, _CHOOSES.isdisjoint(words)) for each in made_by for line in lines_of(each))
+            found.update((line, has_gradients) for each in made_by for line in lines_of(each))
     return found
 
 
@@ -87,8 +84,7 @@ def _reduced(call: ast.Call) -> tuple[ast.expr, int] | None:
     if not isinstance(call.func, ast.Attribute):
         return None
     name, on = call.func.attr, call.func.value
-    is_function = isinstance(on, ast.Name | ast.Attribute) and _last(on) in ("torch", "linalg")
-    values = [*call.args] if is_function else [on, *call.args]
+    values = [*call.args] if word_of(on) in ("torch", "linalg") else [on, *call.args]
     named = [each.value for each in call.keywords if each.arg == "dim"]
     of_norm = 2  # `norm(x, p, dim)`
     dimensions = named or (values[of_norm:] if name in _NORMS else values[1:])
@@ -133,7 +129,3 @@ def _number(node: ast.expr) -> int | None:
             return -number
         case _:
             return None
-
-
-def _last(node: ast.Name | ast.Attribute) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr
