@@ -9,6 +9,7 @@ A program takes three quarters of a minute; one at a time, because findings are 
     present       another one is first
     missed        the cause is not among the findings (also those of which no rule knows)
     false         something is found in a healthy program
+    repeated      what the cure saves by the run before is what it saves by the run after: no prediction can be nearer
 
 What was measured is kept after each program: Ctrl-C loses one. Programs that are not run again keep their results. What
 others took of the cores meanwhile is measured, too: with more than a tenth, step times and findings may say nothing.
@@ -145,6 +146,7 @@ def together(runs: Sequence[Row]) -> Row:
         "code": next((run["code"] for run in runs if run["code"]), 0),
         "others": max(run["others"] for run in runs),
         "step_ms": None if None in steps_ms else sum(steps_ms) / len(runs),
+        "steps_ms": steps_ms,
         "findings": [found for run in runs for found in run["findings"]],
         **next(({"log": run["log"]} for run in runs if "log" in run), {}),
     }
@@ -218,6 +220,7 @@ def judged(program: Program, sick: Row, cured: Row | None) -> Row:
         row["predicted_ms"] = 1e3 * sum(cured_s)
     if cured and sick["step_ms"] and cured["step_ms"]:
         row["measured_ms"] = sick["step_ms"] - cured["step_ms"]
+        row["measured_apart_ms"] = [sick["step_ms"] - each_ms for each_ms in cured["steps_ms"]]
         if row["predicted_ms"] and row["measured_ms"] > 0:
             row["ratio"] = row["predicted_ms"] / row["measured_ms"]
     return row
@@ -229,6 +232,7 @@ def totals(rows: Sequence[Row]) -> Row:
     well = Counter(row["verdict"] for row in rows if row["program"].startswith("healthy/"))
     lines = [row["line_right"] for row in rows if row["verdict"] in ("right first", "present")]
     errors = [abs(row["ratio"] - 1.0) for row in rows if row["ratio"] is not None]
+    apart = [row["measured_apart_ms"] for row in rows if row["ratio"] is not None and "measured_apart_ms" in row]
     return {
         "sick": ill.total() - ill["failed"],
         **{name.replace(" ", "_"): ill[name] for name in ("right first", "present", "missed")},
@@ -243,6 +247,8 @@ def totals(rows: Sequence[Row]) -> Row:
         "within_20_percent": sum(error <= 0.2 for error in errors),
         "within_30_percent": sum(error <= 0.3 for error in errors),
         "median_error": median(errors) if errors else None,
+        "measured_twice": len(apart),
+        "repeated_within_20_percent": sum(abs(after - before) <= 0.2 * before for before, after in apart),
     }
 
 
@@ -286,7 +292,9 @@ def summary(of: Mapping[str, Any]) -> str:
         f" (another cause was named in {of['misled']}); right line {of['lines_right']} of {of['lines']}\n"
         f"healthy: false {of['false']} of {of['healthy']}; found in cured ones: {of['found_after_the_cure']}\n"
         f"predictions: {of['predictions']}; within 20 %: {of['within_20_percent']},"
-        f" within 30 %: {of['within_30_percent']}{error}" + (f"\nfailed: {of['failed']}" if of["failed"] else "")
+        f" within 30 %: {of['within_30_percent']}{error}; savings that were measured twice: {of['measured_twice']},"
+        f" repeated within 20 %: {of['repeated_within_20_percent']}"
+        + (f"\nfailed: {of['failed']}" if of["failed"] else "")
     )
 
 
