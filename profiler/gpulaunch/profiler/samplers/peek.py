@@ -28,9 +28,10 @@ from gpulaunch.profiler.samplers.pyspy import Look, PySpy
 from gpulaunch.profiler.stack import Frame
 
 _PAUSE_S: Final = 0.002
-_PAUSES_S: Final = (0.0, 0.0, 0.0, _PAUSE_S, _PAUSE_S)
-"""After each try. At once, the process is still in the same call, so that no kind of code is under-represented; but one
-that waits for a core stays where it is."""
+_PAUSES_S: Final = (*(0.0,) * 8, _PAUSE_S, _PAUSE_S)
+"""After each try. At once, the process is still in the same call, so that no kind of code is under-represented: of tries
+within a log message, a third are torn, of those within `torch.mm` none. But one that waits for a core stays where it
+is."""
 _TORN: Final = "own reader: its stack changed each time that it was read"
 _TORN_LOOKS: Final = 3
 """In a row, of a process, before py-spy is tried: it takes a hundred times as long, and the next look may succeed."""
@@ -126,7 +127,7 @@ class Peek:
                     thread = _main_thread(pid, base, self._layout)
                     holder = _gil_holder(pid, base, self._layout)
                     frames = tuple(self._frames(pid, thread, base, self._layout))
-                    if self._is_whole(pid, frames):
+                    if frames and self._is_whole(pid, frames):
                         self._torn.pop(pid, None)
                         is_other = bool(holder) and holder != thread
                         return Look(
@@ -134,14 +135,16 @@ class Peek:
                             holds_gil=None if holder is None else holder == thread,
                             gil_holder=self._frames_of_holder(pid, holder or 0, base, self._layout) if is_other else (),
                         )
-                    failed = _TORN
-                    time.sleep(pause_s)
-                    continue
+                    failed = _TORN if frames else ""  # as C returns to Python, it points to no frame for a moment
                 except OSError as error:
                     failed = f"own reader: {error.strerror}"
                 except (_TornError, ValueError, struct.error):
                     failed = "own reader: its stack could not be read in one piece"
-                self._bases.pop(pid, None)  # it may be another program by now
+                if pause_s:
+                    self._bases.pop(pid, None)  # it may be another program by now
+                    time.sleep(pause_s)
+            if not failed:
+                return Look()
             torn_looks = self._count_torn(pid) if failed == _TORN else _TORN_LOOKS
             if torn_looks == 1:
                 return Look()
@@ -168,8 +171,6 @@ class Peek:
         called = self._called.setdefault(pid, set())
         if len(called) >= _MOST_KNOWN:
             called.clear()
-        if not frames:
-            return True
         *inner, end = ((frame.file, frame.name) for frame in frames)
         called.update(each for each in inner if each != end)  # `<module>` of a string may run another such string
         # Until the caller of each generator has been seen, the longest stack still ends where all do.
