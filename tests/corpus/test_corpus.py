@@ -114,11 +114,15 @@ def ran(*findings: dict[str, Any], step_ms: float = 50.0) -> dict[str, Any]:
     return {"code": 0, "step_ms": step_ms, "findings": list(findings)}
 
 
+def with_cures(*steps_ms: float) -> dict[str, Any]:
+    return {**ran(step_ms=sum(steps_ms) / len(steps_ms)), "steps_ms": list(steps_ms)}
+
+
 def test_a_program_is_judged_by_its_first_finding_its_line_and_its_seconds(load, tmp_path: Path) -> None:
     judged, read, path = load("insight").judged, load("_corpus").read, tmp_path / "sick" / "some.py"
     path.parent.mkdir()
     path.write_text("a\nb  # cause: hot-line\n")
-    cured, program = ran(step_ms=20.0), read(path)
+    cured, program = with_cures(20.0, 20.0), read(path)
 
     first = judged(program, ran(found("hot-line", line=2, ms=33.0), found("straggler")), cured)
     assert (first["verdict"], first["line_right"]) == ("right first", True)
@@ -144,7 +148,7 @@ def test_totals_count_what_is_right_present_missed_and_false(load, tmp_path: Pat
     for path, text in ((sick, "b  # cause: hot-line\n"), (healthy, "b\n")):
         path.parent.mkdir()
         path.write_text(text)
-    cured = ran(step_ms=20.0)
+    cured = with_cures(18.0, 22.0)
     rows = [
         module.judged(read(sick), ran(found("hot-line", line=1, ms=27.0)), cured),
         module.judged(read(sick), ran(found("straggler")), cured),
@@ -157,6 +161,7 @@ def test_totals_count_what_is_right_present_missed_and_false(load, tmp_path: Pat
     assert (of["sick"], of["right_first"], of["present"], of["missed"], of["misled"]) == (2, 1, 0, 1, 1)
     assert (of["healthy"], of["false"], of["lines_right"], of["lines"]) == (2, 1, 1, 1)
     assert (of["predictions"], of["within_20_percent"], of["median_error"]) == (1, 1, pytest.approx(0.1))
+    assert (of["measured_twice"], of["repeated_within_20_percent"]) == (1, 1)  # 32 and 28 ms
     assert "right first 1 of 2" in module.summary(of)
     assert module.short_of(rows, 0.5) == []
     assert module.short_of([*rows, rows[1]], 0.5) == ["sick"]

@@ -184,6 +184,30 @@ def test_a_line_has_small_collectives_if_the_program_calls_them(
     assert [(site.kind, site.count) for site in found] == [(kind, 1), ("collective", 1)]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "kinds"),
+    [
+        ((9216, 64, 9216, 64), {"small_collective": 3, "collective": 1}),  # a loop over parameters
+        ((9216, 9216, 9216), {"collective": 3}),  # activations, all of a size
+        ((64, 1 << 20, 64), {"small_collective": 2, "collective": 1}),
+    ],
+)
+def test_a_larger_one_is_small_beside_smaller_ones_of_its_line(
+    probe: Probe, tmp_path: Path, sizes: tuple[int, ...], kinds: dict[str, int]
+) -> None:
+    tap = collectives.tap_collective(probe, TORCH, collectives.Calls(probe, no_words()), "all_reduce", lambda _: None)
+
+    for size in sizes:
+        tap(SimpleNamespace(nbytes=size))
+    tap(SimpleNamespace(nbytes=9216))  # another line
+
+    with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
+        counts = {(site.kind, site.text): site.count for site in reader.sites()}
+    first = min(line for _, line in counts)
+    assert {kind: count for (kind, line), count in counts.items() if line == first} == kinds
+    assert sorted(count for (_, line), count in counts.items() if line != first) == [1]
+
+
 class Sparse:
     @property
     def nbytes(self) -> int:

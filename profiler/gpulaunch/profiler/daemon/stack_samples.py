@@ -86,9 +86,8 @@ class StackSamples:
         if self._waits_for_gil(place, phase, frames, gil_holder):
             self.tally.add(place.rank, phase)  # nothing on its own stack is why it waits
             return
-        logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
-        if logs:
-            self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
+        if logs := line_that_logs(frames[::-1]):
+            self.tally.add(place.rank, phase, logs=self._shown(place, logs.file, logs.line))
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
         call = None if innermost is None or is_metric else self._outside_compute(innermost, phase, frames)

@@ -159,3 +159,7 @@ class Sites:
                 self._texts[told] = row
         self._rows[key] = (row, code)
         return row
+
+    def has(self, kind: int, frame: FrameType | None) -> bool:
+        """Whether the current place of `frame` has a row of this kind."""
+        return frame is not None and (kind, id(frame.f_code), frame.f_lasti) in self._rows

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpulaunch.profiler.samplers.paths import OWN_DIRS, PACKAGES_DIR, PYTHON_DIR
+from gpulaunch.profiler.stack import Frame
 
 _LOGS: Final = re.compile(
     rf"{PYTHON_DIR}logging/|{PACKAGES_DIR}(?:torch/utils/tensorboard|tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune"
@@ -14,28 +15,29 @@ _LOGS: Final = re.compile(
     r"(?:loggers|trainer/connectors/logger_connector))[/.]"
 )
 """Path patterns of the logging libraries that programs use."""
+_LIGHTNING_MODULE: Final = re.compile(rf"{PACKAGES_DIR}(?:lightning/pytorch|pytorch_lightning)/core/module\.py")
+_SELF_LOG: Final = ("LightningModule.log", "LightningModule.log_dict")
+"""Of these files, what logs: a tenth of its time passes before it calls a logger's code."""
 _NOT_THE_USERS: Final = re.compile(
-    rf"{PYTHON_DIR}(?!(?:site|dist)-packages/)|{PACKAGES_DIR}torch/|{OWN_DIRS}|<frozen "
-    rf"|{PACKAGES_DIR}(?:lightning/pytorch|pytorch_lightning)/core/module\.py"
+    rf"{PYTHON_DIR}(?!(?:site|dist)-packages/)|{PACKAGES_DIR}torch/|{OWN_DIRS}|<frozen |{_LIGHTNING_MODULE.pattern}"
 )
 """Files that cannot contain the line to change: Python's, torch's, ours, and Lightning's `self.log`."""
 _AT_FORK: Final = re.compile(rf"{PYTHON_DIR}multiprocessing/|{PYTHON_DIR}subprocess\.py")
 """What starts processes: at each fork, Python takes the locks of logging, and the time is the fork's."""
-Place = tuple[str, int]
 
 
-def line_that_logs(stack: Sequence[Place]) -> Place | None:
+def line_that_logs(stack: Sequence[Frame]) -> Frame | None:
     """Return the line of the program that called into logging; None for a stack that is not inside logging.
 
     Args:
-        stack: file (as in Python) and line of every frame, the outermost first.
+        stack: the outermost frame first.
     """
     caller = None
     forks = False
-    for file, line in stack:
-        if _LOGS.match(file):
+    for frame in stack:
+        if _LOGS.match(frame.file) or (frame.name in _SELF_LOG and _LIGHTNING_MODULE.match(frame.file)):
             return None if forks else caller
-        forks = _AT_FORK.match(file) is not None
-        if not _NOT_THE_USERS.match(file):
-            caller = file, line
+        forks = _AT_FORK.match(frame.file) is not None
+        if not _NOT_THE_USERS.match(frame.file):
+            caller = frame
     return None

@@ -29,9 +29,9 @@ from gpulaunch.profiler.stack import Frame
 
 _PAUSE_S: Final = 0.002
 _PAUSES_S: Final = (*(0.0,) * 8, _PAUSE_S, _PAUSE_S)
-"""After each try. At once, the process is still in the same call, so that no kind of code is under-represented: of tries
-within a log message, a third are torn, of those within `torch.mm` none. But one that waits for a core stays where it
-is."""
+"""After each try. At once, the process is still in the same call, so that no kind of code is under-represented: half of
+the first tries within a log message are torn, and of those within `torch.mm` one in a hundred. But one that waits for a
+core stays where it is."""
 _TORN: Final = "own reader: its stack changed each time that it was read"
 _TORN_LOOKS: Final = 3
 """In a row, of a process, before py-spy is tried: it takes a hundred times as long, and the next look may succeed."""
