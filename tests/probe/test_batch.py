@@ -171,10 +171,14 @@ def test_the_start_of_the_workers_of_an_epoch_is_a_part_of_the_wait_for_its_firs
     """That of an evaluation's, which begins in between, is not."""
     training, evaluation = (an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None) for _ in range(2))
     training._num_yielded = evaluation._num_yielded = 1
-    watched.watch.started(training, 70 * MS)
+    watched.watch.started(training, 40 * MS)
+    watched.watch.resumed(training, 30 * MS)
+    watched.watch.resumed(training, -1 * MS)  # it drew its indices faster than before
     watched.gets(training)
+    watched.watch.resumed(training, 25 * MS)  # those that persist, as in every epoch
     watched.gets(training)
     watched.watch.started(evaluation, 90 * MS)
+    watched.watch.resumed(evaluation, 9 * MS)
     watched.gets(evaluation, trains=False)
     watched.gets(training)
     seen = watched.seen()

@@ -106,8 +106,10 @@ def test_an_order_that_is_drawn_anew_is_a_call_of_the_line_that_asks_for_a_batch
     place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
     for inside in (draws, draws, fetches):
         samples.add(place, "data_wait", [inside, asks, Frame("<module>", program, 4)])
+    samples.add(place, "forward", [draws, asks, Frame("<module>", program, 4)])  # as the epoch begins
+    samples.add(place, "optimizer", [draws, asks, Frame("<module>", program, 4)])
 
-    assert samples.tally.calling == {(0, f"{program}:4"): 2}
+    assert samples.tally.calling == {(0, f"{program}:4"): 3}
     assert samples.tally.indexing == {0: 2}
     assert set(samples.tally.calls.values()) == {DRAWS_ORDER}
 

@@ -211,8 +211,13 @@ def test_without_the_kernels_word_no_thread_is_said_to_wait(start: Start, monkey
     assert not any(islice(holders(start, f"{WATCHED}train()"), 40))
 
 
-def test_a_process_that_never_stands_still_is_read(start: Start) -> None:
-    """Every stack is one that there can be; hardly any is torn beyond repair."""
+def test_a_process_that_never_stands_still_is_read(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stack is one that there can be; hardly any is torn beyond repair. And it is read again at once: while the
+    interpreter is looked for, the process gets elsewhere, and what it does most is seen least."""
+    searched: list[int] = []
+    paused: list[float] = []
+    monkeypatch.setattr(peek, "base_of", lambda pid, mapped: searched.append(pid) or pylayout.base_of(pid, mapped))
+    monkeypatch.setattr(peek, "time", types.SimpleNamespace(sleep=lambda s: paused.append(s) or time.sleep(s)))
     calls = "def a(n):\n  return b(n) + 1\ndef b(n):\n  return c(n) + 1\ndef c(n):\n  return sum(map(d, range(n)))\n"
     pid = start(*python(f"{calls}def d(n):\n  return n * n\nprint('ready', flush=True)\nwhile True:\n  a(5)"))
     own = Peek(EmptySampler())
@@ -221,7 +226,8 @@ def test_a_process_that_never_stands_still_is_read(start: Start) -> None:
     stacks = {tuple(reversed(where(look))) for look in looks if look.frames}
     assert stacks <= {("<module>", "a", "b", "c", "d")[:depth] for depth in range(1, 6)}
     assert len(stacks) >= 2
-    assert sum(not look.frames for look in looks) < 50
+    assert sum(not look.frames for look in looks) < 10
+    assert len(searched) <= 2 + len(paused)  # itself, the other; and one that may have become another program
 
 
 def test_a_generator_that_has_just_yielded_is_seldom_the_end_of_a_stack(start: Start) -> None:

@@ -132,6 +132,8 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         cause = _cause(window, rank, by_phase, crowded=queued_s >= 0.5 * excess_s)
         if cause == "compute" and has_more_to_compute:  # all share it, if it is shared alike
             excess_s = _above_mean(window, rank, lambda each: clock.own_s(each) + clock.phase_s(each, "backward"))
+            if rank.gpu is None and excess_s < least_s:
+                continue  # one of two cores may be slower by a tenth for a minute
         yield Loss(
             rank=rank.rank,
             seconds_per_step=excess_s,

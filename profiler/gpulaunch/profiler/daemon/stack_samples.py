@@ -149,11 +149,13 @@ class StackSamples:
             return self._at_its_cause(call, frames)
         if spans_steps(call, phase) or is_outside_compute(call, phase):
             return call
+        if phase == "data_wait" and in_sampler(frames):
+            return call
+        if phase not in (*_AROUND_MODEL, "data_wait"):
+            return None
+        if draws_order(frames):  # in data_wait or, as an epoch begins, before it
+            return replace(call, name=DRAWS_ORDER)
         if phase == "data_wait":
-            if in_sampler(frames):
-                return call
-            return replace(call, name=DRAWS_ORDER) if draws_order(frames) else None
-        if phase not in _AROUND_MODEL:
             return None
         if call.origin == "program" and not call.in_model:
             name = self._sources.call(call.file, call.line)

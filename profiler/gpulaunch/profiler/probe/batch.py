@@ -169,6 +169,13 @@ class LoaderWatch:
         """The training thread has created an iterator, and with it perhaps workers: it took so long."""
         self._started = id(iterator), start_ns
 
+    def resumed(self, iterator: Any, resume_ns: int) -> None:
+        """The training thread has waited for the workers of an iterator to begin: just after they were started, that is
+        a part of their start; for persistent ones, of every epoch."""
+        newest, start_ns = self._started
+        if newest == id(iterator):
+            self._started = newest, start_ns + max(0, resume_ns)
+
     def ended(self, iterator: Any, end_ns: int) -> None:
         """The training thread has stopped the workers of an iterator: it took so long."""
         if id(iterator) == self._trained:

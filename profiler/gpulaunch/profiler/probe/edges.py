@@ -146,18 +146,27 @@ def tap_get_iterator(probe: Probe, torch: Any, original: Callable[[Any], Any]) -
 
 
 def tap_reset(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_MultiProcessingDataLoaderIter._reset`, which draws the first indices: a sampler's time, not that of workers."""
+    """`_MultiProcessingDataLoaderIter._reset`, which draws the first indices: a sampler's time, not that of workers.
+
+    Unless it is the first one of an iterator, it waits until its workers answer. Lightning does that at once.
+    """
     is_compiling = torch.compiler.is_dynamo_compiling
 
     @functools.wraps(original)
-    def tapped_reset(*args: Any, **kwargs: Any) -> Any:
+    def tapped_reset(self: Any, loader: Any, first_iter: bool = False) -> Any:
         if is_compiling():
-            return original(*args, **kwargs)
+            return original(self, loader, first_iter)
         began_ns = monotonic_ns()
         try:
-            return original(*args, **kwargs)
+            return original(self, loader, first_iter)
         finally:
-            probe.loader.reset_ns += monotonic_ns() - began_ns
+            took_ns = monotonic_ns() - began_ns
+            try:
+                if not first_iter and probe.trains_here():
+                    probe.loader.resumed(self, took_ns - probe.loader.reset_ns)
+            except Exception as error:
+                probe.fail(error)
+            probe.loader.reset_ns += took_ns
 
     return tapped_reset
 
