@@ -5,8 +5,8 @@ cost is CPU time of the process that looks and of all that it starts; the first 
 way, are not in it. From it follows how often the share of the sidecar that the profiler gives to stacks permits a look.
 
 A stack changes while it is read, most often where Python calls Python. Three programs that do that in turns with
-operations of torch measure their share of the time by a clock: the share of the looks should be the same. Below it is
-one standard error of it.
+operations of torch measure their share of the time by a clock: the share of the looks, with its standard error, should
+be the same.
 """
 
 from __future__ import annotations

@@ -151,11 +151,9 @@ class StackSamples:
             return call
         if phase == "data_wait" and in_sampler(frames):
             return call
-        if phase not in (*_AROUND_MODEL, "data_wait"):
-            return None
-        if draws_order(frames):  # in data_wait or, as an epoch begins, before it
+        if phase in (*_AROUND_MODEL, "data_wait") and draws_order(frames):  # some is drawn before the wait begins
             return replace(call, name=DRAWS_ORDER)
-        if phase == "data_wait":
+        if phase not in _AROUND_MODEL:
             return None
         if call.origin == "program" and not call.in_model:
             name = self._sources.call(call.file, call.line)
