@@ -81,8 +81,11 @@ def loader(
     batches: int = STEPS,
     epochs: int = 0,
     first_wait_ms: float = 0.0,
+    restarts: int = 0,
+    shared_ms: float = 0.0,
+    shared_faults: int = 0,
 ) -> LoaderState:
-    """Times are per step; the wait for the first batch is per epoch."""
+    """Times are per step; the wait for the first batch is per epoch, what is shared per restart."""
     return record(
         LoaderState,
         ready=2,
@@ -95,6 +98,9 @@ def loader(
         blocked_ns_total=int(blocked_ms * STEPS * MS),
         epochs=epochs,
         first_wait_ns_total=int(first_wait_ms * epochs * MS),
+        restarts=restarts,
+        shared_ns_total=int(shared_ms * restarts * MS),
+        shared_faults=shared_faults * restarts,
         wait_counts=(),
     )
 

@@ -11,6 +11,7 @@ import pytest
 
 from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import Hook
+from gpulaunch.profiler.probe import worker_starts
 from gpulaunch.profiler.probe.batch import LoaderWatch
 from gpulaunch.profiler.probe.loader_queue import queue_of
 from gpulaunch.profiler.probe.size import size_of
@@ -92,12 +93,12 @@ def test_the_end_of_an_epoch_which_stops_its_workers_counts_at_the_first_batch_o
     training, evaluation = (an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None) for _ in range(2))
     training._num_yielded = evaluation._num_yielded = 1
     watched.gets(training)
-    watched.watch.ended(training, 30 * MS)
-    watched.watch.ended(training, 10 * MS)
-    watched.watch.ended(evaluation, 20 * MS)
-    watched.watch.started(evaluation, 90 * MS)
+    watched.watch.starts.ended(training, 30 * MS)
+    watched.watch.starts.ended(training, 10 * MS)
+    watched.watch.starts.ended(evaluation, 20 * MS)
+    watched.watch.starts.started(evaluation, 90 * MS)
     watched.gets(evaluation, trains=False)
-    watched.watch.started(training, 70 * MS)
+    watched.watch.starts.started(training, 70 * MS)
     watched.gets(training)
     watched.gets(training)
     seen = watched.seen()
@@ -171,19 +172,60 @@ def test_the_start_of_the_workers_of_an_epoch_is_a_part_of_the_wait_for_its_firs
     """That of an evaluation's, which begins in between, is not."""
     training, evaluation = (an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None) for _ in range(2))
     training._num_yielded = evaluation._num_yielded = 1
-    watched.watch.started(training, 40 * MS)
-    watched.watch.resumed(training, 30 * MS)
-    watched.watch.resumed(training, -1 * MS)  # it drew its indices faster than before
+    watched.watch.starts.started(training, 40 * MS)
+    watched.watch.starts.resumed(training, 30 * MS)
+    watched.watch.starts.resumed(training, -1 * MS)  # it drew its indices faster than before
     watched.gets(training)
-    watched.watch.resumed(training, 25 * MS)  # those that persist, as in every epoch
+    watched.watch.starts.resumed(training, 25 * MS)  # those that persist, as in every epoch
     watched.gets(training)
-    watched.watch.started(evaluation, 90 * MS)
-    watched.watch.resumed(evaluation, 9 * MS)
+    watched.watch.starts.started(evaluation, 90 * MS)
+    watched.watch.starts.resumed(evaluation, 9 * MS)
     watched.gets(evaluation, trains=False)
     watched.gets(training)
     seen = watched.seen()
 
     assert (seen.loader.epochs, seen.loader.first_wait_ns_total) == (3, (70 + 3 * 5) * MS)
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "more_faults"),
+    [((50, 20), 870), ((0, 50), 890)],
+    ids=["one batch after the other", "fetches a batch ahead"],
+)
+def test_the_step_after_a_start_of_workers_is_looked_at_with_its_page_faults(
+    watched, monkeypatch, steps_ms, more_faults
+):
+    """Not in the first epoch, nor in one that starts none."""
+    faults = {50: 900, 20: 30, 0: 10}
+    thread = SimpleNamespace(faults=0, now_ms=0)
+    monkeypatch.setattr(worker_starts, "page_faults", lambda: thread.faults)
+    for epoch in ("first", "starts workers", "does not"):
+        iterator = an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None)
+        if epoch != "does not":
+            watched.watch.starts.started(iterator, 5 * MS)
+        for number, step_ms in enumerate((*steps_ms, 20, 20), 1):
+            iterator._num_yielded = number
+            watched.watch.handed(iterator, None, 0, thread.now_ms * MS, 0, True)
+            thread.now_ms += step_ms
+            thread.faults += faults[step_ms]
+            watched.watch.asked(iterator, thread.now_ms * MS)
+    seen = watched.seen().loader
+
+    assert (seen.restarts, seen.shared_ns_total, seen.shared_faults) == (1, 50 * MS, more_faults)
+
+
+def test_a_step_after_a_start_of_workers_that_is_not_observed_to_its_end_does_not_count(watched):
+    iterator = an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None)
+    for asks_at in (1, 5):
+        iterator._num_yielded = 1
+        watched.watch.starts.started(iterator, 5 * MS)
+        watched.watch.handed(iterator, None, 0, 0, 0, True)
+        iterator._num_yielded = asks_at
+        watched.watch.asked(iterator, 900 * MS)
+    watched.watch.asked(iterator, 900 * MS)
+
+    assert watched.seen().loader.restarts == 0
+    assert not watched.watch.starts.looks
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,14 @@ from gpulaunch.profiler.analysis.thresholds import (
     HOLDS_FETCHES,
     LOST,
     LOST_MEASURED,
+    PAGE_FAULT_US,
     SAMPLES_OF_A_LINE,
     STORAGE,
     SURPLUS,
     WORKER_PAYS_S,
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
-from gpulaunch.profiler.record import LoaderWorkers
+from gpulaunch.profiler.record import LoaderState, LoaderWorkers
 
 
 def too_few_workers(window: Window) -> Iterator[Loss]:
@@ -297,7 +298,8 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
         # Persistent workers begin an epoch with a fetch, too.
         fetch_s = done.wall_ns / 1e9 / done.batches if done is not None and done.batches else 0.0
         first_s = loader.first_wait_ns_total / 1e9 / loader.epochs
-        lost_s = loader.epochs * (first_s - fetch_s) / rank.steps
+        copied_s = _copying_pages_s(rank, loader)
+        lost_s = (loader.epochs * (first_s - fetch_s) + loader.restarts * copied_s) / rank.steps
         if lost_s >= LOST_MEASURED.value * rank.step_s:
             yield Loss(
                 rank=rank.rank,
@@ -309,6 +311,7 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
                     "epochs": float(loader.epochs),
                     "first_batch_wait_seconds": first_s,
                     "fetch_seconds_per_batch": fetch_s,
+                    "page_copies_seconds": copied_s,
                     "workers": float(loader.workers_configured),
                     "start_method": text(settings, "start_method"),
                 },
@@ -317,9 +320,21 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
                     if made_anew
                     else "Set persistent_workers=True: every epoch stops its workers and "
                 )
-                + f"starts them anew, which takes {first_s:.2g} s with the wait for its first batch.",
+                + f"starts them anew, which takes {first_s + copied_s:.2g} s with the wait for its first batch"
+                + (", and with the copies of memory pages that they share." if copied_s >= 0.1 * first_s else "."),
                 place=loader_place(rank),
             )
+
+
+def _copying_pages_s(rank: RankWindow, loader: LoaderState) -> float:
+    """How much longer a step after the start of workers is: what the training thread writes to is copied, page by page,
+    because a fork shares it."""
+    others = loader.batches - loader.restarts
+    if not loader.restarts or others <= 0:
+        return 0.0
+    shared_s = loader.shared_ns_total / 1e9
+    longer_s = shared_s / loader.restarts - (rank.steps * rank.step_s - loader.wait_ns_total / 1e9 - shared_s) / others
+    return max(0.0, min(longer_s, PAGE_FAULT_US.value / 1e6 * loader.shared_faults / loader.restarts))
 
 
 def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderModel]]:

@@ -132,11 +132,12 @@ RULES: Final = (
         problem="Every epoch starts its workers anew.",
         evidence="The creation of the iterator and the wait for the first batch of each epoch in the long window, with "
         "`persistent_workers=False`, or with a DataLoader that a line constructs for every epoch.",
-        costs="These waits, without a fetch for each.",
+        costs="These waits, without a fetch for each; and as much as the step after each start takes longer, with page "
+        "faults, because the training thread copies what it writes to: a fork shares all memory with the workers.",
         fix="`DataLoader(..., persistent_workers=True)`, constructed once: outside of the loop over epochs, and with "
         "Lightning without `reload_dataloaders_every_n_epochs`.",
         suppressed="There was one epoch so far.",
-        limits=(thresholds.EPOCHS, thresholds.LOST_MEASURED, thresholds.LONG_S),
+        limits=(thresholds.EPOCHS, thresholds.LOST_MEASURED, thresholds.PAGE_FAULT_US, thresholds.LONG_S),
     ),
     Rule(
         id="unpinned-copies",

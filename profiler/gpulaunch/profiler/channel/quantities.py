@@ -113,6 +113,13 @@ class LoaderState:
     """Whose first batch the training loop has waited for: observed in all steps, as an epoch begins."""
     first_wait_ns_total: int = counter()
     """These waits, and before them the creation of the iterator: workers that are not persistent start anew."""
+    restarts: int = counter()
+    """Of these epochs, those that started workers, but for the first one: what follows is about them."""
+    shared_ns_total: int = counter()
+    """How long the training thread was about the first batch, or the second (the longer one): it shares its memory with
+    the new workers, and copies what it writes to."""
+    shared_faults: int = counter()
+    """How many page faults it had more about one of these than about the other."""
     ready: int = gauge(
         "dataloader_ready_batches",
         "Ready batches when the training loop last requested one; mostly 0 if the loader is too slow.",

@@ -26,6 +26,7 @@ from gpulaunch.profiler.probe.loaders import Loaders
 from gpulaunch.profiler.probe.padding import Padding
 from gpulaunch.profiler.probe.size import size_of
 from gpulaunch.profiler.probe.user_signals import raised_by_program
+from gpulaunch.profiler.probe.worker_starts import WorkerStarts
 
 if TYPE_CHECKING:
     from gpulaunch.profiler.channel.segment_writer import SegmentWriter
@@ -51,6 +52,9 @@ _TRANSFER_NS: Final = LoaderState.transfer_ns_total
 _BLOCKED_NS: Final = LoaderState.blocked_ns_total
 _EPOCHS: Final = LoaderState.epochs
 _FIRST_WAIT_NS: Final = LoaderState.first_wait_ns_total
+_RESTARTS: Final = LoaderState.restarts
+_SHARED_NS: Final = LoaderState.shared_ns_total
+_SHARED_FAULTS: Final = LoaderState.shared_faults
 _HISTOGRAM: Final = int(Word.LOADER_WAIT_HISTOGRAM)
 _KIND: Final = SITE_KINDS.index("loader")
 
@@ -78,11 +82,8 @@ class LoaderWatch:
         "_bucket_from",
         "_bucket_to",
         "_counts",
-        "_end_ns",
         "_entered",
-        "_epochs",
         "_eval_batches",
-        "_first_wait_ns",
         "_last",
         "_length",
         "_looks_for_padding",
@@ -100,10 +101,8 @@ class LoaderWatch:
         "_rows",
         "_shape",
         "_size_bytes",
-        "_started",
         "_tell_due_ns",
         "_told_queue",
-        "_trained",
         "_transfer_ns",
         "_unavailable",
         "_wait_ns",
@@ -117,11 +116,13 @@ class LoaderWatch:
         "ready_ns",
         "reset_ns",
         "samples",
+        "starts",
         "tensor",
     )
 
     def __init__(self, writer: SegmentWriter, unavailable: Callable[[Hook, str], None], tensor: type[Any]) -> None:
         self.loaders = Loaders()
+        self.starts = WorkerStarts()
         self.before_change: Callable[[], None] = lambda: None
         """Called before the properties of plain batches change: noted ones have the old properties."""
         self._writer = writer
@@ -157,29 +158,9 @@ class LoaderWatch:
         # totals so far, written to the segment by `_tell`, and the part of them that `flush` has entered at lines
         self._batches = self._eval_batches = self._batch_bytes = 0
         self._wait_ns = self._transfer_ns = self._blocked_ns = 0
-        self._epochs = self._first_wait_ns = 0
-        self._started = 0, 0  # the newest iterator, and how long it took to start its workers
-        self._trained = 0  # the last iterator that gave a training batch first in its epoch (its `id`)
-        self._end_ns = 0  # how long it took to stop its workers, until the next epoch begins
         self._counts = [0] * STEP_BUCKETS
         self._bucket = self._bucket_from = self._bucket_to = 0
         self._entered = 0, 0, 0
-
-    def started(self, iterator: Any, start_ns: int) -> None:
-        """The training thread has created an iterator, and with it perhaps workers: it took so long."""
-        self._started = id(iterator), start_ns
-
-    def resumed(self, iterator: Any, resume_ns: int) -> None:
-        """The training thread has waited for the workers of an iterator to begin: just after they were started, that is
-        a part of their start; for persistent ones, of every epoch."""
-        newest, start_ns = self._started
-        if newest == id(iterator):
-            self._started = newest, start_ns + max(0, resume_ns)
-
-    def ended(self, iterator: Any, end_ns: int) -> None:
-        """The training thread has stopped the workers of an iterator: it took so long."""
-        if id(iterator) == self._trained:
-            self._end_ns += end_ns
 
     def asked(self, iterator: Any, now_ns: int) -> int:
         """A batch is requested.
@@ -187,6 +168,8 @@ class LoaderWatch:
         Returns:
             The state of the queue, to be passed to `handed`.
         """
+        if self.starts.looks:
+            self.starts.asked(iterator, now_ns)
         if not self._reads_queue:
             return _NOTHING
         try:
@@ -276,12 +259,13 @@ class LoaderWatch:
         if wait_ns >= 0:
             self._wait_ns += wait_ns
             if number == 1 and trains:
-                newest, start_ns = self._started
-                self._epochs += 1
-                self._first_wait_ns += wait_ns + self._end_ns + (start_ns if newest == id(iterator) else 0)
-                self._started, self._end_ns, self._trained = (0, 0), 0, id(iterator)
-            elif number == 1 and id(iterator) == self._trained:  # an evaluation's, at the same address
-                self._trained = 0
+                self.starts.trains(iterator, now_ns, wait_ns)
+            elif number == 1:
+                self.starts.evaluates(iterator)
+            elif self.starts.looks:
+                self.starts.arrived(now_ns)
+            if self.starts.looks:
+                self.look_at = 0
             if not self._bucket_from < wait_ns <= self._bucket_to:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1
@@ -343,8 +327,12 @@ class LoaderWatch:
         words[_WAIT_NS] = self._wait_ns
         words[_TRANSFER_NS] = self._transfer_ns
         words[_BLOCKED_NS] = self._blocked_ns
-        words[_EPOCHS] = self._epochs
-        words[_FIRST_WAIT_NS] = self._first_wait_ns
+        starts = self.starts
+        words[_EPOCHS] = starts.epochs
+        words[_FIRST_WAIT_NS] = starts.first_wait_ns
+        words[_RESTARTS] = starts.restarts
+        words[_SHARED_NS] = starts.shared_ns
+        words[_SHARED_FAULTS] = starts.shared_faults
         for bucket, count in enumerate(self._counts, _HISTOGRAM):
             words[bucket] = count
 

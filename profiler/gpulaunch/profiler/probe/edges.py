@@ -137,7 +137,7 @@ def tap_get_iterator(probe: Probe, torch: Any, original: Callable[[Any], Any]) -
         iterator = original(self)
         try:
             if probe.trains_here():
-                probe.loader.started(iterator, monotonic_ns() - began_ns - probe.loader.reset_ns)
+                probe.loader.starts.started(iterator, monotonic_ns() - began_ns - probe.loader.reset_ns)
         except Exception as error:
             probe.fail(error)
         return iterator
@@ -163,7 +163,7 @@ def tap_reset(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callabl
             took_ns = monotonic_ns() - began_ns
             try:
                 if not first_iter and probe.trains_here():
-                    probe.loader.resumed(self, took_ns - probe.loader.reset_ns)
+                    probe.loader.starts.resumed(self, took_ns - probe.loader.reset_ns)
             except Exception as error:
                 probe.fail(error)
             probe.loader.reset_ns += took_ns
@@ -185,7 +185,7 @@ def tap_shutdown(probe: Probe, original: Callable[[Any], Any]) -> Callable[[Any]
             if not is_finalizing():
                 try:
                     if probe.trains_here():
-                        probe.loader.ended(self, clock_ns() - began_ns)
+                        probe.loader.starts.ended(self, clock_ns() - began_ns)
                 except Exception as error:
                     probe.fail(error)
 
