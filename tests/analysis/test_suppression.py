@@ -758,6 +758,23 @@ def test_distances_of_all_pairs_cost_their_part_of_backward_too(call: str, *, wi
     assert found.evidence["call"] == call
 
 
+@pytest.mark.parametrize(("nodes", "checks_ms"), [(400, 400 * 5e-3 + 2 * 500_000 * 2e-6), (10_000, 0.8 * 40.0)])
+def test_anomaly_mode_costs_its_checks_in_backward_too(nodes: int, checks_ms: float) -> None:
+    seen = rank(
+        phases_ms={"backward": 40.0},
+        microsteps=STEPS,
+        samples=100,
+        calling={"train.py:88": 30},
+        calls={"train.py:88": "torch.autograd.set_detect_anomaly"},
+        facts=facts(graph={"nodes": nodes}, gradients={"elements": 500_000}),
+        gpu=None,
+    )
+
+    (found,) = advise(window(seen))
+
+    assert found.seconds_per_step == pytest.approx(0.3 * seen.step_s + checks_ms / 1e3)
+
+
 def test_lines_that_follow_each_other_are_told_apart_if_something_else_is_to_be_done_about_them() -> None:
     calls = {"train.py:88": "differences of pairs", "train.py:89": "the same in every step"}
     seen = rank(samples=100, calling={"train.py:88": 30, "train.py:89": 30}, calls=calls, gpu=None)

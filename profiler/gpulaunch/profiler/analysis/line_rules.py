@@ -23,6 +23,9 @@ from gpulaunch.profiler.analysis.thresholds import (
     LOOP_SHARE,
     LOST,
     LOST_MEASURED,
+    NAN_CHECK_NS,
+    NAN_CHECK_SHARE,
+    NAN_CHECK_US,
     NODE_OVERHEAD_US,
     NODE_US,
     SAMPLED_ERROR,
@@ -43,6 +46,7 @@ from gpulaunch.profiler.record.line_calls import (
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
+_ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 _CONVERTS: Final = "torch.tensor"
 _OF_DDP: Final = "._sync_buffers"
 """The end of the name of a function that an argument of DDP's constructor switches off."""
@@ -77,8 +81,11 @@ _CURES: Final = (
         "Tokenize once beforehand, or in the workers of the DataLoader: in the Dataset or collate_fn.",
     ),
     (
-        r"torch\.autograd\.set_detect_anomaly",
-        "It records the stack of every operation: switch it off once the error is found.",
+        re.escape(_ANOMALY),
+        (
+            "It records the stack of every operation, and looks for NaN in all that backward computes: switch it off "
+            "once the error is found."
+        ),
     ),
     (
         r"torch\.tensor",
@@ -169,6 +176,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=found.seconds_per_step + back_s)
+            if call == _ANOMALY:
+                found = replace(found, seconds_per_step=found.seconds_per_step + _nan_checks_s(rank))
             in_library = "." in call and call != _CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
@@ -237,6 +246,14 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
                 f"nodes of {node_us:.0f} us each. Such small operations are mostly torch's own work; on a GPU "
                 "each is a kernel launch.",
             )
+
+
+def _nan_checks_s(rank: RankWindow) -> float:
+    """What torch's anomaly mode at least adds to a backward pass: no stack shows it, as it is C++."""
+    nodes = (number(section(rank.facts, "graph"), "nodes") or 0.0) * max(1, rank.microsteps) / max(1, rank.steps)
+    elements = number(section(rank.facts, "gradients"), "elements") or 0.0
+    checks_s = nodes * NAN_CHECK_US.value / 1e6 + 2 * elements * NAN_CHECK_NS.value / 1e9
+    return min(checks_s, NAN_CHECK_SHARE.value * rank.phase_s("backward"))
 
 
 def _is_asked_anew(rank: RankWindow) -> bool:

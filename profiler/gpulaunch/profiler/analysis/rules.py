@@ -423,8 +423,9 @@ RULES: Final = (
         "prints what could stay as it is, collectives of objects, and the order of samples, if about every batch "
         "begins an epoch (`next(iter(loader))`). The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time; "
-        "where ranks wait for each other, what it takes the last one; of distances the same part of backward, too. "
-        "A bound, if the line computes with tensors or in Python: the program may need that.",
+        "where ranks wait for each other, what it takes the last one; of distances the same part of backward, too; in "
+        "anomaly mode what its checks at least take in backward. A bound, if the line computes with tensors or in "
+        "Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
@@ -436,6 +437,7 @@ RULES: Final = (
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
             *(thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
+            *(thresholds.NAN_CHECK_US, thresholds.NAN_CHECK_NS, thresholds.NAN_CHECK_SHARE),
         ),
     ),
     Rule(
