@@ -745,7 +745,10 @@ def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_la
     assert (found.file, found.line) == ("model.py", 7)
 
 
-@pytest.mark.parametrize(("call", "with_backward"), [("differences of pairs", True), ("permutation", False)])
+@pytest.mark.parametrize(
+    ("call", "with_backward"),
+    [("differences of pairs", True), ("largest singular value", True), ("permutation", False)],
+)
 def test_distances_of_all_pairs_cost_their_part_of_backward_too(call: str, *, with_backward: bool) -> None:
     """15 % of the step is half of forward, so half of backward goes with it."""
     seen = rank(phases_ms={"forward": 30.0, "backward": 40.0}, samples=100, calls={"train.py:88": call}, gpu=None)

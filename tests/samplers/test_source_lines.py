@@ -294,3 +294,33 @@ def test_a_line_that_only_makes_tensors_of_values_of_python_is_named(tmp_path: P
     named = [number for number in range(1, 20) if sources.call(str(program), number) == "torch.tensor"]
 
     assert [TENSORS.splitlines()[number - 1].split()[0] for number in named] == ["ids", "y", "both", "return"]
+
+
+def test_methods_of_random_generators_are_known_by_what_made_these(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import random\n"
+        "import numpy as np\n"
+        "import torch\n"
+        "dice = random.Random(3)\n"
+        "def draw(memory):\n"
+        "    rows = dice.choices(memory)\n"
+        "class Replay:\n"
+        "    def __init__(self):\n"
+        "        self.rng = self.other = np.random.default_rng(0)\n"
+        "        self.g = torch.Generator()\n"
+        "    def sample(self, p, rng):\n"
+        "        rows = self.rng.choice(9, 4, p=p)\n"
+        "        order = self.other.permutation(rows)\n"
+        "        rows = self.g.choice(9)\n"
+        "        rows = rng.choice(9)\n"
+        "        rows = self.rng.state.choice(9)\n"
+        "        x = torch.as_tensor(model(self.rng.choice(9)))\n"
+    )
+    sources = SourceLines()
+
+    assert {line: name for line in (6, *range(10, 18)) if (name := sources.call(str(program), line))} == {
+        6: "random.choices",
+        12: "numpy.random.choice",
+        13: "numpy.random.permutation",
+    }

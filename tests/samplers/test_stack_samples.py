@@ -527,3 +527,24 @@ def test_no_source_of_a_package_is_read(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_loop_that_computes_with_tensors_may_take_elements_too(tmp_path: Path, loop: str) -> None:
     """Its third line is what takes the time."""
     assert told_on_third_line(tmp_path, loop) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "caller", "is_told"),
+    [
+        ("Probe.hook", "torch/nn/modules/module.py", True),
+        ("Probe.forward", "torch/nn/modules/module.py", False),
+        ("Probe.hook", "torch/nn/functional.py", False),
+    ],
+    ids=["a hook", "a module", "called by something else"],
+)
+def test_a_hook_that_only_observes_is_told(tmp_path: Path, name: str, caller: str, *, is_told: bool) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("def hook(module, inputs, output):\n    seen[module] = output.detach().std()\n")
+    samples = StackSamples(Path("/"))
+    place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    below = Frame("std", f"{PACKAGES}/torch/_tensor.py", 900)
+    calls = Frame("Module._call_impl", f"{PACKAGES}/{caller}", 1800)
+    samples.add(place, "forward", [below, Frame(name, str(program), 2), calls, Frame("<module>", str(program), 9)])
+
+    assert (samples.tally.calls.get((0, f"{program}:2")) == "observes") is is_told

@@ -7,7 +7,13 @@ import textwrap
 
 import pytest
 
-from gpulaunch.profiler.record.line_calls import PAIRS, PAIRS_FORWARD, PERMUTATION
+from gpulaunch.profiler.record.line_calls import (
+    PAIRS,
+    PAIRS_FORWARD,
+    PERMUTATION,
+    SINGULAR,
+    SINGULAR_FORWARD,
+)
 from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
 
 
@@ -79,6 +85,41 @@ def test_other_differences(body: str) -> None:
 )
 def test_a_permutation_of_everything_for_a_few(expression: str, *, is_told: bool) -> None:
     assert told(f"return {expression}") == ({2: PERMUTATION} if is_told else {})
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("return torch.linalg.matrix_norm(x, ord=2)", {2}),
+        ("return torch.linalg.matrix_norm(x, 2).square()", {2}),
+        ("return torch.linalg.svdvals(x).max()", {2}),
+        ("return torch.linalg.svdvals(x)[..., 0]", {2}),
+        ("return torch.svd(x)[1][0]", {2}),
+        ("return torch.linalg.svd(x, full_matrices=False).S.amax()", {2}),
+        ("s = torch.linalg.svdvals(x)\nreturn s[0] + s.max()", {2}),
+        ("_, s, _ = torch.linalg.svd(x)\nn = 3\nreturn s[0]", {2}),
+        ("return torch.linalg.matrix_norm(x)", set()),
+        ("return torch.linalg.matrix_norm(x, 'nuc')", set()),
+        ("return torch.linalg.svdvals(x).sum()", set()),
+        ("return torch.linalg.svdvals(x)[1]", set()),
+        ("s = torch.linalg.svdvals(x)\nreturn s[0] / s[-1]", set()),
+        ("u, s, v = torch.linalg.svd(x)\nreturn s.max(), (s > 0.1).sum()", set()),
+        ("return torch.linalg.svd(x)[0][0]", set()),
+    ],
+)
+def test_all_singular_values_for_the_largest(body: str, lines: set[int]) -> None:
+    assert told(body) == dict.fromkeys(lines, SINGULAR)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "with torch.no_grad():\n    x = torch.linalg.matrix_norm(w, 2)\n",
+        "@torch.inference_mode()\ndef norm(w): return torch.linalg.svdvals(w)[0]\n",
+    ],
+)
+def test_backward_does_not_go_through_singular_values_that_are_only_shown(source: str) -> None:
+    assert idioms_of(ast.parse(source)) == {2: SINGULAR_FORWARD}
 
 
 def test_a_script_without_functions_is_read_too() -> None:

@@ -37,11 +37,14 @@ from gpulaunch.profiler.record.line_calls import (
     DRAWS_ORDER,
     ELEMENTS,
     FORWARD_AGAIN,
+    OBSERVES,
     ONE_HOT,
     PAIRS,
     PAIRS_FORWARD,
     PERMUTATION,
     PYTHON,
+    SINGULAR,
+    SINGULAR_FORWARD,
 )
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
@@ -59,6 +62,13 @@ _CURES: Final = (
     (
         r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
         "Copy every N steps; for an average of the weights, update it in place every few steps.",
+    ),
+    (
+        r"numpy\.random\.choice",
+        (
+            "With p it goes through all probabilities for each call: draw for many steps at once, or keep a tree of "
+            "their sums, in which each draw takes a few additions."
+        ),
     ),
     (
         r"(?:random|numpy\.random)\..*",
@@ -144,6 +154,15 @@ _IN_PLACE_OF_CALLS: Final = {
         "NumPy scipy's cdist), or a product of matrices for squared ones, (|a|^2 + |b|^2 - 2 a b).clamp(min=0), needs "
         "no tensor of pairs x width. (cdist cannot be differentiated twice.)",
     ),
+    OBSERVES: "This hook computes statistics in every forward pass: remove it when they were taken (handle = "
+    "module.register_forward_hook(...); handle.remove()), or return at once in all but every N-th step. A hook that is "
+    "registered again and again runs as often.",
+    **dict.fromkeys(
+        (SINGULAR, SINGULAR_FORWARD),
+        "This line computes all singular values of a matrix for the largest one: power iteration needs two products, "
+        "if its vectors u and v are kept from step to step, as torch.nn.utils.parametrizations.spectral_norm does "
+        "(u @ W @ v has the gradient, too).",
+    ),
     PERMUTATION: "This line draws a permutation of everything for a few of its elements: torch.randint draws only "
     "those, if it may draw one twice; or go through one permutation in each epoch.",
     ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
@@ -172,7 +191,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
-            if call == PAIRS:  # with as large a part of backward as it has of forward
+            if call in (PAIRS, SINGULAR):  # with as large a part of backward as it has of forward
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=found.seconds_per_step + back_s)

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
-from gpulaunch.profiler.record.line_calls import CONSTANT, DRAWS_ORDER, ELEMENTS, FORWARD_AGAIN, ONE_HOT
+from gpulaunch.profiler.record.line_calls import CONSTANT, DRAWS_ORDER, ELEMENTS, FORWARD_AGAIN, OBSERVES, ONE_HOT
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
@@ -23,6 +23,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     function_of_thread,
     in_callback,
     in_compiled,
+    in_hook_of_module,
     in_linear_layer,
     in_sampler,
     in_save,
@@ -186,6 +187,9 @@ class StackSamples:
             for frame, calls_module in loops_may_be_in(frames):
                 if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
                     return Call(frame.file, frame.line, FORWARD_AGAIN)
+        hook = in_hook_of_module(frames)
+        if hook is not None and self._sources.is_observer(hook.file, hook.line):
+            return replace(hook, name=OBSERVES)
         inner = lines[-1]
         if name := self._sources.idiom(inner.file, inner.line):
             return replace(inner, name=name)

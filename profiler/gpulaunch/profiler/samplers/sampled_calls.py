@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final, Literal
 
 from gpulaunch.profiler.samplers.paths import OWN_DIRS, PACKAGES_DIR, PYTHON_DIR
@@ -71,6 +72,7 @@ BUFFERS: Final = "torch.nn.parallel.DistributedDataParallel._sync_buffers"
 _BUFFERS: Final = re.compile(r"/torch/nn/parallel/distributed\.py (?:.*\.)?_sync_(?:module_)?buffers$")
 """What DDP calls before a forward pass to send the buffers of the first rank to all others (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
+_FORWARD: Final = frozenset({"forward", "__call__"})
 _LINEAR: Final = (_MODULE, "/torch/nn/modules/linear.py")
 _OPTIMIZER: Final = "/torch/optim/optimizer.py"
 _CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
@@ -239,6 +241,19 @@ def in_callback(frames: Sequence[Frame]) -> Call | None:
             is_called_by_package = _origin(frames[depth + 1].file)[0] == "package"
             below = lines_of_program(frames[: depth + 1])
             return below[0] if is_called_by_package else None
+    return None
+
+
+def in_hook_of_module(frames: Sequence[Frame]) -> Call | None:
+    """Return the program's line in a function that a module of torch calls, other than `forward`: a hook; None outside
+    of one.
+
+    Args:
+        frames: the deepest first.
+    """
+    for frame, caller in pairwise(frames):
+        if caller.file.endswith(_MODULE) and _origin(frame.file)[0] == "program":
+            return None if _function(frame) in _FORWARD else Call(frame.file, frame.line)
     return None
 
 

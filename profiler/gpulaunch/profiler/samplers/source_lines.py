@@ -17,6 +17,7 @@ from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
+from gpulaunch.profiler.samplers.observers import observers_of
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import forget_nodes, nodes_of
@@ -47,6 +48,12 @@ _CONVERTS: Final = _RESULTS | {"fileno", "numpy", "detach"}
 _TENSOR: Final = "torch.tensor"
 _TENSORS: Final = frozenset({_TENSOR, "torch.as_tensor", "torch.Tensor", "torch.FloatTensor", "torch.LongTensor"})
 """Functions that make a tensor of Python's values, which they convert one by one."""
+_GENERATORS: Final = {
+    "numpy.random.default_rng": "numpy.random",
+    "numpy.random.RandomState": "numpy.random",
+    "random.Random": "random",
+}
+"""What makes a random generator, and the module whose functions its methods are like."""
 _CHEAP: Final = frozenset({"list", "tuple", "zip", "range", "enumerate", "len", "int", "float", "bool", "append"})
 """Builtin functions and methods that take little time beside others."""
 _AROUND_TENSORS: Final = _CHEAP | {"reversed", "to", "long", "unsqueeze", "view", "reshape", "items", "keys", "values"}
@@ -96,6 +103,7 @@ class _Source:
     elements: dict[int, int] = field(default_factory=dict[int, int])
     for_metrics: set[int] = field(default_factory=set[int])
     idioms: dict[int, str] = field(default_factory=dict[int, str])
+    observers: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
@@ -172,6 +180,10 @@ class SourceLines:
         """Whether a line makes a forward pass again, only to compare its predictions, see `repeated_passes`."""
         return line in self._source(file).for_metrics
 
+    def is_observer(self, file: str, line: int) -> bool:
+        """Whether a line is in a function that only computes statistics of tensors."""
+        return line in self._source(file).observers
+
     def idiom(self, file: str, line: int) -> str:
         """Which operation on tensors a line does for which another does far less, see `tensor_idioms`; empty: none."""
         return self._source(file).idioms.get(line, "")
@@ -212,6 +224,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.elements = _unless_too_deep(lambda: loops_over_elements(tree), source.elements)
     source.for_metrics = _unless_too_deep(lambda: passes_for_metrics(tree), source.for_metrics)
     source.idioms = _unless_too_deep(lambda: idioms_of(tree), source.idioms)
+    source.observers = _unless_too_deep(lambda: observers_of(tree), source.observers)
     source.constants = _unless_too_deep(lambda: constants_of(tree), source.constants)
     forget_nodes(tree)
     return source
@@ -227,6 +240,7 @@ def _unless_too_deep(read: Callable[[], T], otherwise: T) -> T:
 
 def _read_statements(source: _Source, tree: ast.Module, steps: Set[str]) -> None:
     everything = imported_names(tree)
+    everything.update(_generators(tree, everything))
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in nodes_of(tree):
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
@@ -242,6 +256,18 @@ def _read_statements(source: _Source, tree: ast.Module, steps: Set[str]) -> None
             _read_call(source, node, everything)
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node, steps))
+
+
+def _generators(tree: ast.Module, imported: dict[str, str]) -> dict[str, str]:
+    """The names, such as `self.rng`, of what a file makes as a random generator, and the module whose functions its
+    methods are like."""
+    made = [node for node in nodes_of(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    return {
+        ast.unparse(name): _GENERATORS[called]
+        for node in made
+        if isinstance(node.value, ast.Call) and (called := _called(node.value, imported)) in _GENERATORS
+        for name in node.targets
+    }
 
 
 def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> None:
@@ -349,6 +375,8 @@ def _called(call: ast.Call, modules: dict[str, str]) -> str:
         named = named.value
     if not isinstance(named, ast.Name):
         return ""
+    if (of := ".".join([named.id, *attributes[:-1]])) in modules and attributes:
+        return f"{modules[of]}.{attributes[-1]}"
     if named.id in modules:
         return ".".join([modules[named.id], *attributes])
     return f"builtins.{named.id}" if not attributes and named.id in _BUILTINS else ""

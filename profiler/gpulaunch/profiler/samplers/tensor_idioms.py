@@ -2,7 +2,8 @@
 
 `(a[:, None] - b[None]).pow(2).sum(-1)` makes a tensor of pairs x width, several times, and again in backward;
 `torch.cdist(a, b)` or a product of matrices makes one of pairs. That is told where the differences are used for nothing
-else. `torch.randperm(len(data))[:32]` draws a permutation of all samples for each batch.
+else. `torch.randperm(len(data))[:32]` draws a permutation of all samples for each batch. `torch.linalg.svdvals(w)[0]`
+and `matrix_norm(w, 2)` compute all singular values for the largest one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ import ast
 from collections import Counter
 from typing import Final
 
-from gpulaunch.profiler.record.line_calls import PAIRS, PAIRS_FORWARD, PERMUTATION
+from gpulaunch.profiler.record.line_calls import (
+    PAIRS,
+    PAIRS_FORWARD,
+    PERMUTATION,
+    SINGULAR,
+    SINGULAR_FORWARD,
+)
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.syntax import nodes_of, words_in
 
@@ -21,6 +28,8 @@ _CHOOSES: Final = frozenset(
     {"argmin", "argmax", "argsort", "topk", "sort", "indices", "detach", "no_grad", "inference_mode"}
 )
 """Words of a function by which backward may not go through all distances."""
+_NO_GRADIENTS: Final = frozenset({"no_grad", "inference_mode"})
+_LARGEST: Final = frozenset({"max", "amax"})
 _LAST: Final = {(0, 1): (-1, 2), (1, 2): (-1, 3)}
 """By the dimensions that are added, without and with one of samples before: the number of the last one."""
 
@@ -33,6 +42,9 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     scopes = [tree, *(node for node in nodes_of(tree) if isinstance(node, Function))]  # the innermost last
+    without_gradients = _without_gradients(tree)
+    for line in set[int]().union(*map(_largest_singular_values, scopes)):
+        found[line] = SINGULAR_FORWARD if line in without_gradients else SINGULAR
     if any(isinstance(node, ast.keyword) and node.arg == "create_graph" for node in nodes_of(tree)):
         scopes = []  # not all of what would be better can be differentiated twice
     for scope in scopes:
@@ -51,6 +63,84 @@ def _is_part_of_permutation(node: ast.Subscript) -> bool:
             return last_name(call) == "randperm" and isinstance(end, ast.Name | ast.Attribute | ast.Constant)
         case _:
             return False
+
+
+def _without_gradients(tree: ast.Module) -> set[int]:
+    """The lines inside `with torch.no_grad():` and the like, or in a function that it decorates."""
+    found: set[int] = set()
+    for node in nodes_of(tree):
+        if isinstance(node, ast.With):
+            around: list[ast.expr] = [item.context_expr for item in node.items]
+        elif isinstance(node, ast.FunctionDef):
+            around = node.decorator_list
+        else:
+            continue
+        if any(not _NO_GRADIENTS.isdisjoint(words_in(each)) for each in around):
+            found.update(lines_of(node))
+    return found
+
+
+def _largest_singular_values(scope: ast.AST) -> set[int]:
+    """The lines that compute singular values of which only the largest is used."""
+    nodes = nodes_of(scope)
+    found: set[int] = set()
+    of_name: dict[str, ast.Call] = {}
+    for node in nodes:
+        match node:
+            case ast.Call() as call if last_name(call) == "matrix_norm" and _is_spectral(call):
+                found.update(lines_of(call))
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if last_name(call) == "svdvals":
+                of_name[name] = call
+            case ast.Assign(targets=[ast.Tuple(elts=[_, ast.Name(id=name), _])], value=ast.Call() as call) if (
+                last_name(call) == "svd"
+            ):
+                of_name[name] = call
+            case _:
+                pass
+    largest = [value for node in nodes if (value := _largest_of(node)) is not None]
+    for value in largest:
+        if (decomposes := _decomposition(value)) is not None:
+            found.update(lines_of(decomposes))
+    reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+    of_largest = Counter(value.id for value in largest if isinstance(value, ast.Name))
+    for name, call in of_name.items():
+        if reads[name] == of_largest[name] > 0:
+            found.update(lines_of(call))
+    return found
+
+
+def _is_spectral(call: ast.Call) -> bool:
+    """`matrix_norm(w, 2)`, `matrix_norm(w, ord=2)`."""
+    orders = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "ord")]
+    return len(orders) == 1 and _number(orders[0]) == 2
+
+
+def _largest_of(node: ast.AST) -> ast.expr | None:
+    """What a node takes the first or the largest element of; None: it does something else."""
+    match node:
+        case ast.Subscript(value=value, slice=ast.Constant(value=0)):
+            return value
+        case ast.Subscript(value=value, slice=ast.Tuple(elts=[ast.Constant(value=x), ast.Constant(value=0)])) if (
+            x is Ellipsis
+        ):
+            return value
+        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _LARGEST:
+            return value
+        case _:
+            return None
+
+
+def _decomposition(values: ast.expr) -> ast.Call | None:
+    """The call that computes singular values: `svdvals(w)`, `svd(w)[1]`, `svd(w).S`."""
+    match values:
+        case ast.Call() as call if last_name(call) == "svdvals":
+            return call
+        case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=1)) if last_name(call) == "svd":
+            return call
+        case ast.Attribute(value=ast.Call() as call, attr="S") if last_name(call) == "svd":
+            return call
+        case _:
+            return None
 
 
 def _distances_of_pairs(scope: ast.AST) -> dict[int, bool]:
