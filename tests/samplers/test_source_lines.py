@@ -309,18 +309,21 @@ def test_methods_of_random_generators_are_known_by_what_made_these(tmp_path: Pat
         "    def __init__(self):\n"
         "        self.rng = self.other = np.random.default_rng(0)\n"
         "        self.g = torch.Generator()\n"
+        "        size, self.dice = 3, dice\n"
         "    def sample(self, p, rng):\n"
         "        rows = self.rng.choice(9, 4, p=p)\n"
         "        order = self.other.permutation(rows)\n"
         "        rows = self.g.choice(9)\n"
         "        rows = rng.choice(9)\n"
+        "        order = self.dice.sample(rows, 9)\n"
         "        rows = self.rng.state.choice(9)\n"
         "        x = torch.as_tensor(model(self.rng.choice(9)))\n"
     )
     sources = SourceLines()
 
-    assert {line: name for line in (6, *range(10, 18)) if (name := sources.call(str(program), line))} == {
+    assert {line: name for line in (6, *range(11, 20)) if (name := sources.call(str(program), line))} == {
         6: "random.choices",
-        12: "numpy.random.choice",
-        13: "numpy.random.permutation",
+        13: "numpy.random.choice",
+        14: "numpy.random.permutation",
+        17: "random.sample",
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
+from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
@@ -27,8 +28,6 @@ _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
 _MOST_FILES: Final = 64
 _MOST_NAME: Final = 60
-_BUILTINS: Final = frozenset({"sorted", "open", "eval", "exec", "compile"})
-"""Builtin functions that take time of their own; `sum` or `print` may well be given tensors, and wait for a GPU."""
 _ON_THE_HOST: Final = frozenset(
     {
         *("encode_batch", "encode_plus", "batch_encode_plus", "batch_decode", "tokenize"),
@@ -48,12 +47,6 @@ _CONVERTS: Final = _RESULTS | {"fileno", "numpy", "detach"}
 _TENSOR: Final = "torch.tensor"
 _TENSORS: Final = frozenset({_TENSOR, "torch.as_tensor", "torch.Tensor", "torch.FloatTensor", "torch.LongTensor"})
 """Functions that make a tensor of Python's values, which they convert one by one."""
-_GENERATORS: Final = {
-    "numpy.random.default_rng": "numpy.random",
-    "numpy.random.RandomState": "numpy.random",
-    "random.Random": "random",
-}
-"""What makes a random generator, and the module whose functions its methods are like."""
 _CHEAP: Final = frozenset({"list", "tuple", "zip", "range", "enumerate", "len", "int", "float", "bool", "append"})
 """Builtin functions and methods that take little time beside others."""
 _AROUND_TENSORS: Final = _CHEAP | {"reversed", "to", "long", "unsqueeze", "view", "reshape", "items", "keys", "values"}
@@ -240,10 +233,10 @@ def _unless_too_deep(read: Callable[[], T], otherwise: T) -> T:
 
 def _read_statements(source: _Source, tree: ast.Module, steps: Set[str]) -> None:
     everything = imported_names(tree)
-    everything.update(_generators(tree, everything))
+    everything.update(generators_of(tree, everything))
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in nodes_of(tree):
-        if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
+        if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := called_name(call, modules)):
             source.name(call, name)
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
             if _makes_tensors(node, everything):
@@ -258,20 +251,8 @@ def _read_statements(source: _Source, tree: ast.Module, steps: Set[str]) -> None
             source.after_backward.update(_after_backward(node, steps))
 
 
-def _generators(tree: ast.Module, imported: dict[str, str]) -> dict[str, str]:
-    """The names, such as `self.rng`, of what a file makes as a random generator, and the module whose functions its
-    methods are like."""
-    made = [node for node in nodes_of(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
-    return {
-        ast.unparse(name): _GENERATORS[called]
-        for node in made
-        if isinstance(node.value, ast.Call) and (called := _called(node.value, imported)) in _GENERATORS
-        for name in node.targets
-    }
-
-
 def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> None:
-    called = _called(call, imported)
+    called = called_name(call, imported)
     if _method(call) in _ON_THE_HOST:
         source.name(call, ast.unparse(call.func)[:_MOST_NAME])
     if _method(call) in _WAITS:
@@ -312,7 +293,7 @@ def _on_host_only(statement: ast.stmt, modules: dict[str, str]) -> str:
     there is no other. Empty: there is none, or something else in it may take the time."""
     nodes = nodes_of(statement)  # the outermost first
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    names = {call: name for call in calls if (name := _called(call, modules)) not in _EXCUSED and _is_on_host(name)}
+    names = {call: name for call in calls if (name := called_name(call, modules)) not in _EXCUSED and _is_on_host(name)}
     if not all(isinstance(node, (*_PLAIN, ast.IfExp)) for node in nodes):
         return ""
     if any(isinstance(node, ast.Subscript) and any(calls_in(node.slice)) for node in nodes):
@@ -338,7 +319,7 @@ def _returned_by(call: ast.Call) -> ast.Call | None:
 def _makes_tensors(statement: ast.stmt, imported: dict[str, str]) -> bool:
     """Whether all that takes time in a statement is that it makes tensors of Python's values."""
     nodes = nodes_of(statement)
-    makes = {node for node in nodes if isinstance(node, ast.Call) and _called(node, imported) in _TENSORS}
+    makes = {node for node in nodes if isinstance(node, ast.Call) and called_name(node, imported) in _TENSORS}
     return bool(makes) and all(
         isinstance(node, _PLAIN)
         and (not isinstance(node, ast.Call) or node in makes or _is_around_tensors(node))
@@ -365,21 +346,6 @@ def _is_cheap(node: ast.AST) -> bool:
 
 def _converts(call: ast.Call, methods: Set[str]) -> bool:
     return not call.args and not call.keywords and _method(call) in methods
-
-
-def _called(call: ast.Call, modules: dict[str, str]) -> str:
-    attributes: list[str] = []
-    named = call.func
-    while isinstance(named, ast.Attribute):
-        attributes.insert(0, named.attr)
-        named = named.value
-    if not isinstance(named, ast.Name):
-        return ""
-    if (of := ".".join([named.id, *attributes[:-1]])) in modules and attributes:
-        return f"{modules[of]}.{attributes[-1]}"
-    if named.id in modules:
-        return ".".join([modules[named.id], *attributes])
-    return f"builtins.{named.id}" if not attributes and named.id in _BUILTINS else ""
 
 
 def _steps(tree: ast.Module) -> Iterator[str]:
