@@ -71,7 +71,7 @@ _CURES: Final = (
         ),
     ),
     (
-        r"(?:random|numpy\.random)\..*",
+        r"(?:random|numpy\.random)\.(?:shuffle|permut\w+|sample|choices?|rand\w+|integers)",
         "Draw the order of all samples at once, with torch.randperm or a numpy generator, not element by element.",
     ),
     (
