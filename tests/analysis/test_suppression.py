@@ -778,6 +778,14 @@ def test_anomaly_mode_costs_its_checks_in_backward_too(nodes: int, checks_ms: fl
     assert found.seconds_per_step == pytest.approx(0.3 * seen.step_s + checks_ms / 1e3)
 
 
+@pytest.mark.parametrize(("logging", "is_told"), [(19, False), (28, True)])
+def test_a_share_counts_without_its_standard_error(logging: int, *, is_told: bool) -> None:
+    """One `self.log` in a small Lightning step takes a twentieth, give or take a quarter of that."""
+    seen = rank(samples=364, logged={"train.py:88": logging})
+
+    assert rules(window(seen)) == ["logging-stall"] * is_told
+
+
 def test_lines_that_follow_each_other_are_told_apart_if_something_else_is_to_be_done_about_them() -> None:
     calls = {"train.py:88": "differences of pairs", "train.py:89": "the same in every step"}
     seen = rank(samples=100, calling={"train.py:88": 30, "train.py:89": 30}, calls=calls, gpu=None)

@@ -1,8 +1,8 @@
 """Rules about lines of the program, found by samples of the training thread's stack.
 
-A share of few samples is a guess, so a line is reported when the standard error of its share is small enough: a line
-that holds half of the steps after a quarter of a minute, one that holds a twentieth after some minutes. Lines that
-follow each other are one.
+A share of few samples is a guess, so a line is reported when the standard error of its share is small enough, and the
+share without that is large enough: a line that holds half of the steps after a quarter of a minute, one that holds a
+fifteenth after some minutes. Lines that follow each other are one.
 """
 
 from __future__ import annotations
@@ -323,7 +323,8 @@ def _sampled(
             continue
         share = count / samples
         error = standard_error(count, samples)
-        if share * seconds >= LOST_MEASURED.value * rank.step_s and error <= SAMPLED_ERROR.value * share:
+        surely_s = (share - error) * seconds
+        if surely_s >= LOST_MEASURED.value * rank.step_s and error <= SAMPLED_ERROR.value * share:
             yield Loss(
                 rank=rank.rank,
                 seconds_per_step=share * seconds,
