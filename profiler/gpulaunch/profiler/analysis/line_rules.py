@@ -225,7 +225,7 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
     """A loop inside the step computes element by element, and the graph has very many nodes that are all short."""
     for rank in window.over.ranks:
         graph = section(rank.facts, "graph")
-        nodes = (number(graph, "nodes") or 0.0) * max(1, rank.microsteps) / max(1, rank.steps)
+        nodes = _graph_nodes(rank)
         forward_s, backward_s = rank.phase_s("forward"), rank.phase_s("backward")
         if nodes < GRAPH_NODES.value or not forward_s or not backward_s:
             continue
@@ -267,9 +267,14 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
             )
 
 
+def _graph_nodes(rank: RankWindow) -> float:
+    """The nodes of the autograd graphs of a step; 0: not known."""
+    return (number(section(rank.facts, "graph"), "nodes") or 0.0) * max(1, rank.microsteps) / max(1, rank.steps)
+
+
 def _nan_checks_s(rank: RankWindow) -> float:
     """What torch's anomaly mode at least adds to a backward pass: no stack shows it, as it is C++."""
-    nodes = (number(section(rank.facts, "graph"), "nodes") or 0.0) * max(1, rank.microsteps) / max(1, rank.steps)
+    nodes = _graph_nodes(rank)
     elements = number(section(rank.facts, "gradients"), "elements") or 0.0
     checks_s = nodes * NAN_CHECK_US.value / 1e6 + 2 * elements * NAN_CHECK_NS.value / 1e9
     return min(checks_s, NAN_CHECK_SHARE.value * rank.phase_s("backward"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Final, TypeGuard
+from typing import Final
 
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
@@ -39,19 +39,16 @@ def called_name(call: ast.Call, modules: Mapping[str, str]) -> str:
     return f"builtins.{named.id}" if not attributes and named.id in _BUILTINS else ""
 
 
-def generators_of(tree: ast.Module, imported: dict[str, str]) -> dict[str, str]:
+def generators_of(tree: ast.Module, imported: Mapping[str, str]) -> dict[str, str]:
     """The names, such as `self.rng`, of what a file makes as a random generator, or gives another name, and the module
     whose functions its methods are like."""
+    assigned = [*_assigned(tree)]
     found: dict[str, str] = {}
-    for name, value in _assigned(tree):
+    for name, value in assigned:
         if isinstance(value, ast.Call) and (called := called_name(value, imported)) in _GENERATORS:
             found[ast.unparse(name)] = _GENERATORS[called]
-    known = {ast.unparse(name): found[value.id] for name, value in _assigned(tree) if _is_one_of(value, found)}
-    return found | known
-
-
-def _is_one_of(value: ast.expr, names: dict[str, str]) -> TypeGuard[ast.Name]:
-    return isinstance(value, ast.Name) and value.id in names
+    renamed = [(name, value.id) for name, value in assigned if isinstance(value, ast.Name)]
+    return found | {ast.unparse(name): found[of] for name, of in renamed if of in found}
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
