@@ -95,6 +95,19 @@ def watched_rank(**changes: Any) -> RankWindow:
     return rank(**{**seen, **changes})
 
 
+def sharded_rank(*, gathers: float, size_kib: float) -> RankWindow:
+    """A rank whose units FSDP gathers so often, and waits 20 ms of each step for."""
+    told = {
+        "reductions_per_step": 1.0,
+        "seconds_per_reduction": 0.01,
+        "gathers_per_reduction": 1.9,
+        "gathers_per_step": gathers,
+        "bytes_per_gather": 1024 * size_kib,
+        "following_seconds_per_step": 0.020,
+    }
+    return rank(gpu=None, phases_ms={"comm": 30.0}, facts=facts(fsdp=told))
+
+
 LOADER = {"file": "train.py", "line": 41}
 
 
@@ -335,6 +348,35 @@ CASES: dict[str, Case] = {
         repaired=window(rank(phases_ms={"comm": 20.0}, sites=(site("small_collective", blocked_ns=20 * STEPS * MS),))),
         saves_ms=19.0,
         **LINE,
+    ),
+    "dataloader-one-rank": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 40.0},
+                loader=loader(wait_ms=40.0),
+                facts=facts(ddp={"modules": 1}),
+                sites=(site("collective", blocked_ns=5 * STEPS * MS),),
+            ),
+            rank(
+                1,
+                phases_ms={"comm": 45.0},
+                loader=loader(batches=0),
+                facts=facts(ddp={"modules": 1}),
+                sites=(site("collective", blocked_ns=45 * STEPS * MS),),
+            ),
+        ),
+        repaired=window(
+            rank(phases_ms={"data_wait": 2.0}, loader=loader(wait_ms=2.0), facts=facts(ddp={"modules": 1})),
+            rank(1, phases_ms={"data_wait": 2.0}, loader=loader(wait_ms=2.0), facts=facts(ddp={"modules": 1})),
+        ),
+        saves_ms=25.0,
+        subject="rank 0",
+        **LOADER,
+    ),
+    "fsdp-small-units": Case(
+        fault=window(sharded_rank(gathers=13, size_kib=32)),
+        repaired=window(sharded_rank(gathers=3, size_kib=300)),
+        saves_ms=17.5,
     ),
     "reduced-in-accumulation": Case(
         fault=window(

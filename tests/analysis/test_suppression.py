@@ -24,7 +24,7 @@ from healthy_node import (
     site,
     window,
 )
-from rule_cases import CASES, looping_rank, two_ranks
+from rule_cases import CASES, looping_rank, sharded_rank, two_ranks
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED
@@ -1044,3 +1044,14 @@ def test_on_a_gpu_a_line_is_told_that_computes_with_no_tensor(call: str, told: l
     line = {"samples": 20, "calling": {"train.py:88": 15}, "calls": {"train.py:88": call}}
 
     assert rules(window(rank(**line))) == told
+
+
+@pytest.mark.parametrize(
+    ("gathers", "size_kib", "is_told"),
+    [(13, 32, True), (7, 32, False), (13, 80, False), (13, 0, False)],
+    ids=["single layers", "few units", "blocks", "an older rank, which does not say"],
+)
+def test_units_of_fsdp_are_too_small_if_there_are_many(gathers: float, size_kib: float, *, is_told: bool) -> None:
+    found = advise(window(sharded_rank(gathers=gathers, size_kib=size_kib)))
+
+    assert [each.rule for each in found] == ["fsdp-small-units"] * is_told

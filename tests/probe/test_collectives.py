@@ -104,8 +104,9 @@ def test_what_fsdp_calls_is_told_in_ratios(
     calls = collectives.Calls(probe, no_words())
     library: dict[str, Any] = {"__name__": module}
     for kind in ("all_gather", "reduce_scatter"):
-        library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda: None)
-    exec("def backward():\n  all_gather()\n  reduce_scatter()", library)
+        library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda *output: None)
+    library["unit"] = SimpleNamespace(nbytes=512)
+    exec("def backward():\n  all_gather(unit)\n  reduce_scatter()", library)
     for backward in range(4):
         probe.writer.words[Word.LAST_EDGE] = min(backward, edges - 1)
         library["backward"]()
@@ -120,6 +121,8 @@ def test_what_fsdp_calls_is_told_in_ratios(
     else:
         assert (told["reductions_per_step"], told["gathers_per_reduction"]) == (reductions, 1.0)
         assert 0.0 < told["seconds_per_reduction"] < 1.0
+        assert (told["gathers_per_step"], told["bytes_per_gather"]) == (4.0, 510.0)
+        assert 0.0 < told["following_seconds_per_step"] < 1.0
 
 
 def test_a_call_that_fails_is_over_too(probe: Probe) -> None:

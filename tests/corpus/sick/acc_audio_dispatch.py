@@ -77,8 +77,8 @@ def main():
         mine = Clips(start=accelerator.process_index, stride=accelerator.num_processes)
         loader = DataLoader(mine, batch_size=8)
     else:
-        loader = DataLoader(Clips(), batch_size=8)
-        loader = accelerator.prepare(loader)  # cause: none-yet rank 0 makes the batches of all ranks
+        loader = DataLoader(Clips(), batch_size=8)  # cause: dataloader-one-rank
+        loader = accelerator.prepare(loader)
     model, optimizer = accelerator.prepare(model, optimizer)
 
     t0 = time.perf_counter()

@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gpulaunch.profiler.analysis.facts import number, section
-from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
-from gpulaunch.profiler.analysis.thresholds import BUSY, LOST_MEASURED, REDUCTIONS, SMALL_COLLECTIVES
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
+from gpulaunch.profiler.analysis.thresholds import (
+    BUSY,
+    FSDP_GATHERS,
+    FSDP_SMALL_KIB,
+    FSDP_UNIT_KIB,
+    LOST,
+    LOST_MEASURED,
+    REDUCTIONS,
+    SMALL_COLLECTIVES,
+)
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _GATHERS: Final = 2.2
@@ -104,6 +113,35 @@ def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
         f"micro-batch: the gradients are reduced {reductions:.0f} times per step, and needed once. Until then each "
         "rank keeps those of all parameters.",
     )
+
+
+def fsdp_small_units(window: Window) -> Iterator[Loss]:
+    """FSDP gathers very few parameters at a time: each gather takes as long as it takes to reach the other ranks."""
+    for rank in window.ranks:
+        fsdp = section(rank.facts, "fsdp")
+        gathers, size_bytes = number(fsdp, "gathers_per_step") or 0.0, number(fsdp, "bytes_per_gather") or 0.0
+        if gathers < FSDP_GATHERS.value or not 0.0 < size_bytes <= 1024 * FSDP_SMALL_KIB.value:
+            continue
+        # The rank that waits least for the others.
+        least_s = min(number(section(each.facts, "fsdp"), "following_seconds_per_step") or 0.0 for each in window.ranks)
+        lost_s = min(rank.phase_s("comm"), least_s) * (1.0 - size_bytes / (1024 * FSDP_UNIT_KIB.value))
+        if lost_s >= LOST.value * rank.step_s:
+            yield Loss(
+                rank=rank.rank,
+                seconds_per_step=lost_s,
+                step_s=rank.step_s,
+                confidence=ESTIMATED,
+                evidence={
+                    "step_seconds": rank.step_s,
+                    "gathers_per_step": gathers,
+                    "bytes_per_gather": size_bytes,
+                    "following_seconds_per_step": least_s,
+                },
+                advice=f"Shard larger units: FSDP gathers {gathers:.0f} times per step, each time only "
+                f"{size_bytes / 1024:.0f} KiB. Call fully_shard() for each block of the model and for the model, not "
+                "for its single layers (FSDP1: an auto_wrap_policy of blocks). Each gather waits for all ranks, "
+                "however little it transfers.",
+            )
 
 
 def _reductions(rank: RankWindow, lost_s: float, evidence: Mapping[str, float], advice: str) -> Iterator[Loss]:

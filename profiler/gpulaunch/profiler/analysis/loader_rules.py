@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_needed
@@ -339,7 +340,9 @@ def _copying_pages_s(rank: RankWindow, loader: LoaderState) -> float:
 
 def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderModel]]:
     for rank in window.ranks:
-        if (supply := LoaderModel.of(rank, window)) is not None and supply.kind in kinds:
+        if (supply := LoaderModel.of(rank, window)) is None or supply.kind not in kinds:
+            continue
+        if dispatch_of(window, rank) is None:  # else `one_rank_fetches` reports it
             yield rank, supply
 
 

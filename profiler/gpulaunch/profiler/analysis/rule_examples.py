@@ -208,11 +208,32 @@ EXAMPLES: Final = {
         "and temperatures, or replace it.",
         cure="sampler = DistributedSampler(dataset, shuffle=True)",
     ),
+    "dataloader-one-rank": Example(
+        program="accelerator = Accelerator()\n"
+        "loader = accelerator.prepare(DataLoader(Clips(), batch_size=8))  # an IterableDataset\n"
+        "for step, batch in enumerate(loader):\n"
+        "    accelerator.backward(model(batch))",
+        prints="Only rank 0 fetches batches, those of all ranks, and sends them: let the dataset of each rank yield "
+        "only its own part. Accelerate does this to an IterableDataset: do not give its DataLoader to "
+        "accelerator.prepare() then. If only one rank can read them, num_workers=1 fetches them ahead.",
+        cure="clips = Clips(first=accelerator.process_index, every=accelerator.num_processes)\n"
+        "loader = DataLoader(clips, batch_size=8)",
+    ),
     "small-collectives": Example(
         program=_LOOP + "    for name, value in metrics.items():  # forty of them\n        dist.all_reduce(value)",
         prints="Combine them: put the numbers into one tensor and reduce it once per step; for a log, every N steps. "
         "Each call waits for all ranks, however little it transfers.",
         cure="    values = torch.stack(list(metrics.values()))\n    dist.all_reduce(values)",
+    ),
+    "fsdp-small-units": Example(
+        program="for module in model.modules():\n"
+        "    if isinstance(module, nn.Linear):\n"
+        "        fully_shard(module)\n"
+        "fully_shard(model)",
+        prints="Shard larger units: FSDP gathers 13 times per step, each time only 32 KiB. Call fully_shard() for each "
+        "block of the model and for the model, not for its single layers (FSDP1: an auto_wrap_policy of blocks). Each "
+        "gather waits for all ranks, however little it transfers. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="for block in model.blocks:\n    fully_shard(block)\nfully_shard(model)",
     ),
     "reduced-in-accumulation": Example(
         program="model = DistributedDataParallel(model)\n"

@@ -11,6 +11,7 @@ from typing import Final
 from gpulaunch.profiler.analysis import (
     collective_rules,
     compute_rules,
+    dispatch_rules,
     gil_rules,
     line_rules,
     loader_rules,
@@ -345,6 +346,18 @@ RULES: Final = (
         ),
     ),
     Rule(
+        id="dataloader-one-rank",
+        judge=dispatch_rules.one_rank_fetches,
+        problem="One rank fetches the batches of all ranks and sends them.",
+        evidence="Only this rank has a DataLoader that is asked for batches, and in every step all ranks call a "
+        "collective at the same line. Accelerate does so with an `IterableDataset` (`DataLoaderDispatcher`).",
+        costs="The rank's data wait, less the part that is its own, and its time in the collectives that send.",
+        fix="A dataset that yields only the part of its rank, and a `DataLoader` on every rank.",
+        suppressed="The ranks are not data parallel (neither DistributedDataParallel nor FSDP): those that share a "
+        "layer need the same batch. Ranks on other nodes are not compared.",
+        limits=(thresholds.LOST,),
+    ),
+    Rule(
         id="small-collectives",
         judge=collective_rules.small_collectives,
         problem="Every step has several collectives that transfer only a few numbers.",
@@ -355,6 +368,18 @@ RULES: Final = (
         fix="`torch.stack` the numbers and reduce them once; for a log, every N steps.",
         suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP).",
         limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
+    ),
+    Rule(
+        id="fsdp-small-units",
+        judge=collective_rules.fsdp_small_units,
+        problem="FSDP shards single layers, and gathers very few parameters at a time.",
+        evidence="Its gathers per step and their mean size; and how long its collectives block.",
+        costs="The time in its gathers and reductions on the rank that waits least, without the first one of each "
+        "step, less the share that units of 256 KiB would keep.",
+        fix="`fully_shard(block)` for each block, then `fully_shard(model)`; with FSDP1, an `auto_wrap_policy` of "
+        "blocks.",
+        suppressed="FSDP trains on a GPU, where its collectives are not on the training thread.",
+        limits=(thresholds.FSDP_GATHERS, thresholds.FSDP_SMALL_KIB, thresholds.FSDP_UNIT_KIB, thresholds.LOST),
     ),
     Rule(
         id="reduced-in-accumulation",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss
 from gpulaunch.profiler.analysis.loader_model import LoaderModel
 from gpulaunch.profiler.analysis.machine_rules import throttled_share
@@ -121,6 +122,8 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             _all_wait_for_data(window, by_phase["data_wait"]) or _is_supplied_alike(window, rank)
         ):
             continue
+        if dispatch_of(window, rank) is not None:
+            continue  # `one_rank_fetches` reports it
         slower_s = likewise_s
         if not likewise_s and clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")

@@ -225,6 +225,24 @@ REDUCTIONS: Final = Limit(
     unit="per step",
     why="one is needed",
 )
+FSDP_GATHERS: Final = Limit(
+    name="gathers of parameters by FSDP",
+    value=8,
+    unit="per step",
+    why="a model in one unit per block has fewer, unless it has four blocks and more, which are seldom so small",
+)
+FSDP_SMALL_KIB: Final = Limit(
+    name="parameters that FSDP gathers at once",
+    value=64,
+    unit="KiB",
+    why="such a gather takes 1.1 to 1.5 times as long as one of 256 bytes (gloo, 2 ranks): nearly all of it is latency",
+)
+FSDP_UNIT_KIB: Final = Limit(
+    name="parameters of a larger unit of FSDP",
+    value=256,
+    unit="KiB",
+    why="a gather of so many takes 1.6 times as long as one of 256 bytes (gloo, 2 ranks)",
+)
 SEARCH_ALL_REDUCE_S: Final = Limit(
     name="search for unused parameters",
     value=0.0008,

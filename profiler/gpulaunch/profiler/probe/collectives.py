@@ -151,7 +151,13 @@ class Calls:
             if by_torch:
                 is_small = False
                 if call in (_GATHER, _SCATTER) and str(asking.f_globals.get("__name__")).startswith(_FSDP):
-                    self._fsdp.called(call, blocked_ns, words[Word.LAST_EDGE])
+                    self._fsdp.called(
+                        call,
+                        blocked_ns,
+                        edge=words[Word.LAST_EDGE],
+                        step=probe.machine.optimized,
+                        size_bytes=self._size_bytes(args),
+                    )
             elif not is_small:
                 beside = self._sites.has(_SMALL_COLLECTIVE, line)
                 is_small = self._size_bytes(args) <= (_SMALL_BESIDE_BYTES if beside else _SMALL_BYTES)
@@ -192,11 +198,26 @@ class _Fsdp:
         self._scattered_ns = 0
         self._backwards = 0  # with at least one reduction
         self._edge = -1  # 0 is the word before the first edge
+        self._gathered_bytes = 0
+        self._following_ns = 0
+        self._step = -1
 
-    def called(self, call: int, blocked_ns: int, edge: int) -> None:
-        """Count a call; `edge`: the last one of the phases, such as the start of this backward pass."""
+    def called(self, call: int, blocked_ns: int, *, edge: int, step: int, size_bytes: int) -> None:
+        """Count a call.
+
+        Args:
+            call: `_GATHER` or `_SCATTER`.
+            blocked_ns: how long it took.
+            edge: the last one of the phases, such as the start of this backward pass.
+            step: steps of the optimizer before it.
+            size_bytes: of its output.
+        """
+        if step == self._step:  # the first one of a step also waits for the ranks that are late
+            self._following_ns += blocked_ns
+        self._step = step
         if call == _GATHER:
             self._gathers += 1
+            self._gathered_bytes += size_bytes
             return
         self._scatters += 1
         self._scattered_ns += blocked_ns
@@ -211,6 +232,9 @@ class _Fsdp:
             "reductions_per_step": round(min(self._backwards, microsteps) / optimized, 1),
             "seconds_per_reduction": float(f"{self._scattered_ns / 1e9 / self._backwards:.1e}"),
             "gathers_per_reduction": round(self._gathers / self._scatters, 1),
+            "gathers_per_step": round(self._gathers / optimized, 1),
+            "bytes_per_gather": float(f"{self._gathered_bytes / max(1, self._gathers):.1e}"),
+            "following_seconds_per_step": float(f"{self._following_ns / 1e9 / optimized:.1e}"),
         }
 
 
