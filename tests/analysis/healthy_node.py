@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.stall import verdict
 from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Window
 from gpulaunch.profiler.record import (
@@ -274,3 +275,20 @@ def window(*ranks: RankWindow, **changes: Any) -> Window:
         **changes,
     }
     return Window(**seen)
+
+
+def rules(seen: Window) -> list[str]:
+    """The ids of the findings of a window."""
+    return [found.rule for found in advise(seen)]
+
+
+def starved(**changes) -> Window:
+    """One worker computes without a pause, and training waits for it."""
+    fetch = {"fetch_ms": OWN_MS + 60.0, **changes.pop("fetch", {})}
+    waiting = rank(
+        phases_ms={"data_wait": 60.0},
+        loader=loader(workers=1, wait_ms=60.0),
+        workers=fetching(**fetch),
+        workers_cpu_s=changes.pop("workers_cpu_s", 14.0),
+    )
+    return window(waiting, **changes)

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, fetching, gpu, loader, rank, window
+from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, fetching, gpu, loader, rank, rules, window
 from made_up_node import Node
+from rule_cases import CASES, two_ranks
 
+from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.difference import between
 from gpulaunch.profiler.analysis.straggler_rules import straggler
 from gpulaunch.profiler.analysis.window import RankWindow, Snapshot, Window
@@ -324,3 +326,50 @@ def test_what_the_programs_clock_has_told_is_not_told_again() -> None:
     (found,) = straggler(window(waits(gpu_time=WAITING), late("data_wait", gpu_time=SLOW)))
 
     assert found.evidence["cause"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [
+        ("data_wait", "input"),
+        ("h2d", "copies"),
+        ("forward", "compute"),
+        ("optimizer", "compute"),
+        ("gc", "garbage collection"),
+        ("other", "other"),
+    ],
+)
+def test_a_late_rank_is_told_with_the_cause(phase: str, cause: str) -> None:
+    found = [each for each in advise(two_ranks({phase: HEALTHY_MS[phase] + 30.0})) if each.rule == "straggler"]
+
+    assert [(each.subject, each.ranks, each.evidence["cause"]) for each in found] == [("rank 1", (1,), cause)]
+
+
+def test_a_late_rank_whose_gpu_is_throttled_has_that_cause() -> None:
+    hot = (gpu(0), gpu(1, throttle_s={"thermal": 9.0}))
+
+    found = {each.rule: each for each in advise(replace(CASES["straggler"].fault, gpus=hot))}
+
+    assert found["straggler"].evidence["cause"] == "throttle"
+
+
+def test_a_late_rank_that_waits_for_a_core_has_that_cause() -> None:
+    one, late = CASES["straggler"].fault.ranks
+    queued = replace(late, trainer_runqueue_s=0.025 * STEPS)
+
+    (found,) = advise(window(one, queued))
+
+    assert found.evidence["cause"] == "CPU contention"
+
+
+def test_a_slow_rank_that_nobody_waits_for_is_no_straggler() -> None:
+    """Ranks that do not talk to each other: the others have long ended their step."""
+    assert rules(window(rank(0), rank(1, phases_ms={"forward": 60.0}))) == []
+
+
+def test_among_eight_ranks_the_late_one_is_found() -> None:
+    waiting = [rank(number, phases_ms={"backward": HEALTHY_MS["backward"] + 30.0}) for number in range(7)]
+
+    (found,) = advise(window(*waiting, rank(7, phases_ms={"other": 34.0})))
+
+    assert (found.rule, found.ranks) == ("straggler", (7,))
