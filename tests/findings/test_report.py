@@ -161,7 +161,9 @@ def test_where_the_time_goes_is_said_where_nothing_was_found(here: Path, capsys:
 
     found, nothing = capsys.readouterr().out.split("nothing: ")
     assert "Most time" not in found
-    assert nothing.splitlines()[-1] == "Most time is spent in train.py:9 (60%) and train.py:10 (40%)."
+    assert nothing.splitlines()[-1] == (
+        "Most time is spent in train.py:9 (60%) and train.py:10 (40%), below that in net at train.py:3 (60%)."
+    )
 
 
 def test_nothing_found_is_another_thing_than_nobody_looked(here: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulaunch.profiler.samplers.busiest_lines import busiest_lines
+from gpulaunch.profiler.samplers.busiest_lines import busiest_lines, deepest_functions
 from gpulaunch.profiler.samplers.folded import Folded
 
 MAIN = "<module> (me/train.py:90)"
@@ -42,3 +42,33 @@ def test_the_lines_of_the_loop_are_those_at_which_stacks_part(
         stacks.add("startup", ("<module> (me/train.py:1)",), 100)
 
     assert busiest_lines(stacks) == [(f"me/train.py:{line}", pytest.approx(share, abs=0.001)) for line, share in lines]
+
+
+NET = "Net.forward (me/parts/net.py:7)"
+CALL = "Module._call_impl (torch/nn/modules/module.py:1789)"
+CONV = "conv2d (torch/nn/functional.py:9)"
+
+
+@pytest.mark.parametrize(
+    ("counts", "lines"),
+    [
+        ({(MAIN, LOSS, CALL, NET, CALL, CONV): 70, (MAIN, BACKWARD, TORCH): 30}, [("Net.forward", 7), ("main", 43)]),
+        ({(MAIN, FIT, CALL, NET): 100}, [("Net.forward", 7)]),
+        ({(MAIN, LOSS, CALL, NET): 90, (MAIN, BACKWARD): 10}, [("Net.forward", 7)]),
+        (
+            {(MAIN, LOSS, NET): 30, (MAIN, LOSS, "Net.forward (me/parts/net.py:9)"): 31, (MAIN, BACKWARD): 39},
+            [("Net.forward", 9), ("main", 43)],
+        ),
+        ({(MAIN, LOSS, CALL, NET): 10}, []),
+        ({("(elsewhere)",): 100}, []),
+    ],
+    ids=["the model and its backward", "a trainer", "rare ones are left out", "lines are summed", "few", "unknown"],
+)
+def test_the_deepest_functions_are_the_last_ones_of_the_program(
+    counts: dict[tuple[str, ...], int], lines: list[tuple[str, int]]
+) -> None:
+    stacks = Folded()
+    for stack, count in counts.items():
+        stacks.add("forward", stack, count)
+
+    assert [(name, int(place.rpartition(":")[2])) for name, place, _ in deepest_functions(stacks)] == lines

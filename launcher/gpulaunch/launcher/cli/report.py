@@ -188,16 +188,21 @@ def as_json(report: Mapping[str, Any]) -> str:
 
 
 def where_the_time_goes(run_dir: str) -> str:
-    """The lines of the training loop that take most of the time, in a sentence; "" if that is not known."""
-    from gpulaunch.profiler.samplers.busiest_lines import busiest_lines
+    """The lines of the training loop that take most of the time, and those of what it calls, in a sentence; "" if that
+    is not known."""
+    from gpulaunch.profiler.samplers.busiest_lines import busiest_lines, deepest_functions
     from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
 
     try:
-        lines = busiest_lines(load(Path(run_dir, STACKS_FILE), Folded()))
+        stacks = load(Path(run_dir, STACKS_FILE), Folded())
+        lines, deepest = busiest_lines(stacks), deepest_functions(stacks)
     except Exception:  # a sentence is not worth the end of a run
         return ""
+    of_loop = {place for place, _ in lines}
     shares = " and ".join(f"{place} ({share:.0%})" for place, share in lines)
-    return f"most time is spent in {shares}" if shares else ""
+    inside = " and ".join(f"{name} at {place} ({share:.0%})" for name, place, share in deepest if place not in of_loop)
+    spent = ", below that in ".join(filter(None, (shares, inside)))
+    return f"most time is spent in {spent}" if spent else ""
 
 
 def as_text(report: Mapping[str, Any], standing: str = "", spent: str = "") -> str:

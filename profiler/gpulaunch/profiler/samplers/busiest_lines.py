@@ -1,4 +1,5 @@
-"""Finds in the sampled stacks of a run which lines of its training loop the time goes to."""
+"""Finds in the sampled stacks of a run which lines of its program the time goes to: of its training loop, and of what
+that calls, as deep as the program's own files go."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _SAME: Final = 0.9
 """A line with this share of the samples contains the loop, rather than being one of its lines."""
 _TOLD: Final = 0.15
 _MOST: Final = 2
-_LABEL: Final = re.compile(r".* \((?P<place>(?P<file>.+):\d+)\)")
+_LABEL: Final = re.compile(r"(?P<name>.*) \((?P<place>(?P<file>.+):\d+)\)")
 
 
 def busiest_lines(stacks: Folded) -> list[tuple[str, float]]:
@@ -28,11 +29,7 @@ def busiest_lines(stacks: Folded) -> list[tuple[str, float]]:
     Args:
         stacks: of all phases.
     """
-    samples = Counter[tuple[str, ...]]()
-    for phase in stacks.samples():
-        if phase != STARTUP:
-            for labels, count in stacks.stacks(phase):
-                samples[labels] += count
+    samples = _samples_of_steps(stacks)
     total = samples.total()
     if total < LEAST_SAMPLES:
         return []
@@ -54,6 +51,43 @@ def busiest_lines(stacks: Folded) -> list[tuple[str, float]]:
         last = [(found["place"], most / total)]
         samples = Counter({labels: count for labels, count in samples.items() if labels[depth : depth + 1] == (label,)})
     return last
+
+
+def deepest_functions(stacks: Folded) -> list[tuple[str, str, float]]:
+    """Return the functions of the program below which only packages are called: the name of each, its busiest line,
+    and its share of the samples of all steps, the largest first; only large ones.
+
+    The program is what lies in the directory of its first file.
+
+    Args:
+        stacks: of all phases.
+    """
+    samples = _samples_of_steps(stacks)
+    functions: dict[tuple[str, str], Counter[str]] = {}
+    for labels, count in samples.items():
+        frames = [found for label in labels if (found := _LABEL.fullmatch(label))]
+        if frames:
+            directory = frames[0]["file"].rpartition("/")[0]
+            own = [each for each in frames if each["file"].rpartition("/")[0].startswith(directory)]
+            functions.setdefault((own[-1]["name"], own[-1]["file"]), Counter())[own[-1]["place"]] += count
+    total = samples.total()
+    if total < LEAST_SAMPLES:
+        return []
+    busiest = sorted(functions.items(), key=lambda each: -each[1].total())[:_MOST]
+    return [
+        (name, lines.most_common(1)[0][0], lines.total() / total)
+        for (name, _), lines in busiest
+        if lines.total() >= _TOLD * total
+    ]
+
+
+def _samples_of_steps(stacks: Folded) -> Counter[tuple[str, ...]]:
+    samples = Counter[tuple[str, ...]]()
+    for phase in stacks.samples():
+        if phase != STARTUP:
+            for labels, count in stacks.stacks(phase):
+                samples[labels] += count
+    return samples
 
 
 def _told(lines: Counter[str], script: str) -> Iterator[tuple[str, int]]:
