@@ -30,6 +30,7 @@ from healthy_node import (
 
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import CopyTotals
+from gpulaunch.profiler.record.line_calls import CONVERTS_LISTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +56,19 @@ def in_double(**precision: str) -> dict[str, str | bool]:
     return {"parameters": "float64", "optimizer": "Adam", "autocast": False, "matmul": "highest", **precision}
 
 
-def gradients(unused: int = 0, share: float = 0.0, untouched: int = 0) -> dict[str, float]:
+def gradients(unused: int = 0, share: float = 0.0, untouched: int = 0, cleared: float = 0.0) -> dict[str, float | str]:
     """What a rank has read in the graphs of its backward passes, of a million parameters."""
     return {
         "elements": 1_000_000,
         "unused_elements": unused,
         "unused_share": share,
         "untouched_elements": untouched,
+        "cleared_share": cleared,
+        "cleared_at": "train.py:88 step",
     }
 
 
-def slow_optimizer(read: dict[str, float]) -> dict[str, Any]:
+def slow_optimizer(read: dict[str, float | str]) -> dict[str, Any]:
     return {"phases_ms": {"optimizer": 30.0}, "facts": facts(device=None, gradients=read)}
 
 
@@ -95,7 +98,7 @@ def watched_rank(**changes: Any) -> RankWindow:
     return rank(**{**seen, **changes})
 
 
-def sharded_rank(*, gathers: float, size_kib: float) -> RankWindow:
+def sharded_rank(*, gathers: float, size_kib: float, parameters: float = 3.0) -> RankWindow:
     """A rank whose units FSDP gathers so often, and waits 20 ms of each step for."""
     told = {
         "reductions_per_step": 1.0,
@@ -103,6 +106,7 @@ def sharded_rank(*, gathers: float, size_kib: float) -> RankWindow:
         "gathers_per_reduction": 1.9,
         "gathers_per_step": gathers,
         "bytes_per_gather": 1024 * size_kib,
+        "parameters_per_unit": parameters,
         "following_seconds_per_step": 0.020,
     }
     return rank(gpu=None, phases_ms={"comm": 30.0}, facts=facts(fsdp=told))
@@ -310,6 +314,12 @@ CASES: dict[str, Case] = {
         repaired=window(rank(gpu=None, facts=facts(device=None, gradients=gradients()))),
         saves_ms=0.6 * HEALTHY_MS["backward"],
     ),
+    "gradients-cleared": Case(
+        fault=window(rank(gpu=None, facts=facts(device=None, gradients=gradients(cleared=0.2)))),
+        repaired=window(rank(gpu=None, facts=facts(device=None, gradients=gradients()))),
+        saves_ms=0.2 * HEALTHY_MS["backward"],
+        **LINE,
+    ),
     "backward-repeated": Case(
         fault=window(rank(gpu=None, microsteps=4 * STEPS, facts=facts(graph={"nodes": 40, "repeated": 0.6}))),
         repaired=window(rank(gpu=None, facts=facts(graph={"nodes": 40, "repeated": 0.0}))),
@@ -348,6 +358,23 @@ CASES: dict[str, Case] = {
         repaired=window(rank(phases_ms={"comm": 20.0}, sites=(site("small_collective", blocked_ns=20 * STEPS * MS),))),
         saves_ms=19.0,
         **LINE,
+    ),
+    "dataloader-lists": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 40.0},
+                loader=loader(workers=0, wait_ms=40.0),
+                workers=fetching(batches=0),
+                workers_cpu_s=0.0,
+                facts=facts(loader={"num_workers": 0}),
+                fetches=50,
+                fetching={"collate.py:7": 45},
+                calls={"collate.py:7": CONVERTS_LISTS},
+            )
+        ),
+        repaired=window(rank(fetches=50, fetching={"collate.py:7": 4}, calls={"collate.py:7": CONVERTS_LISTS})),
+        saves_ms=36.0,
+        **LOADER,
     ),
     "dataloader-one-rank": Case(
         fault=window(

@@ -83,11 +83,13 @@ def test_fsdp_that_reduces_once_or_may_do_so_is_left_alone(reductions: float, ga
 
 
 @pytest.mark.parametrize(
-    ("gathers", "size_kib", "is_told"),
-    [(13, 32, True), (7, 32, False), (13, 80, False), (13, 0, False)],
-    ids=["single layers", "few units", "blocks", "an older rank, which does not say"],
+    ("gathers", "size_kib", "parameters", "is_told"),
+    [(13, 32, 3.0, True), (7, 32, 3.0, False), (13, 130, 3.0, False), (13, 32, 9.0, False), (13, 0, 0.0, False)],
+    ids=["single layers", "few units", "large layers", "small blocks", "an older rank, which does not say"],
 )
-def test_units_of_fsdp_are_too_small_if_there_are_many(gathers: float, size_kib: float, *, is_told: bool) -> None:
-    found = advise(window(sharded_rank(gathers=gathers, size_kib=size_kib)))
+def test_units_of_fsdp_are_too_small_if_there_are_many(
+    gathers: float, size_kib: float, parameters: float, *, is_told: bool
+) -> None:
+    found = advise(window(sharded_rank(gathers=gathers, size_kib=size_kib, parameters=parameters)))
 
     assert [each.rule for each in found] == ["fsdp-small-units"] * is_told

@@ -23,7 +23,7 @@ IDS = (
     *("frequent-validation", "dataloader-workers-restarted", "float64-parameters", "small-collectives"),
     *("reduced-in-accumulation", "unused-parameters-searched", "dataloader-pinned-workers", "dataloader-lock"),
     *("padded-batches", "gradients-unused", "embedding-gradient-dense", "backward-repeated"),
-    *("dataloader-one-rank", "fsdp-small-units"),
+    *("dataloader-lists", "dataloader-one-rank", "fsdp-small-units", "gradients-cleared"),
     "gil-contention",
     *("small-operations-loop", "omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
 )

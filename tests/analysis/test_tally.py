@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpulaunch.profiler.analysis.tally import Tally
+from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS
 
 LINE = "train.py:61"
 
@@ -169,3 +170,13 @@ def test_waits_of_a_main_thread_that_does_not_train_and_threads_without_end_are_
     assert {rank for rank, _, _ in tally.gil_waits} == {1}
     assert len(tally.gil_waits) <= 512
     assert len(tally.calls) <= 512
+
+
+def test_what_an_evaluation_keeps_is_told_at_the_line_of_all_steps() -> None:
+    """It has no other line of the program."""
+    tally = Tally()
+    tally.add(0, "forward", at=LINE, calls="transformers.trainer.train", spans_steps=True)
+    for _ in range(3):
+        tally.add(0, "forward", at=LINE, calls=KEEPS_LOGITS)
+
+    assert tally.calling == {(0, LINE): 3}

@@ -101,6 +101,7 @@ def test_what_fsdp_calls_is_told_in_ratios(
 ) -> None:
     """Four backward passes for each step of the optimizer, with reductions in so many of them."""
     monkeypatch.setattr(facts, "rank_facts", facts.Facts())
+    monkeypatch.setattr(collectives, "optimizers", [SimpleNamespace(param_groups=[{"params": [0, 0, 0]}])])
     calls = collectives.Calls(probe, no_words())
     library: dict[str, Any] = {"__name__": module}
     for kind in ("all_gather", "reduce_scatter"):
@@ -123,6 +124,7 @@ def test_what_fsdp_calls_is_told_in_ratios(
         assert 0.0 < told["seconds_per_reduction"] < 1.0
         assert (told["gathers_per_step"], told["bytes_per_gather"]) == (4.0, 510.0)
         assert 0.0 < told["following_seconds_per_step"] < 1.0
+        assert told["parameters_per_unit"] == pytest.approx(3.0 * edges / 4, abs=0.06)
 
 
 def test_a_call_that_fails_is_over_too(probe: Probe) -> None:

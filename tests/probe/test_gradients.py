@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ X = torch.randn(16, 8)
 def _optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """None but those of the test: the probe is not installed here."""
     monkeypatch.setattr(gradients, "optimizers", weakref.WeakSet())
+    monkeypatch.setattr(gradients, "stepped", set[int]())
 
 
 def optimizer(*modules: nn.Module, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> torch.optim.Optimizer:
@@ -28,7 +30,7 @@ def optimizer(*modules: nn.Module, kind: type[torch.optim.Optimizer] = torch.opt
     return made
 
 
-def fact(loss: Callable[[], torch.Tensor], *steppers: torch.optim.Optimizer, rows: int = 2) -> dict[str, float] | None:
+def fact(loss: Callable[[], torch.Tensor], *steppers: torch.optim.Optimizer, rows: int = 2) -> dict[str, Any] | None:
     """What is told after some rows of two passes, between which the optimizers step."""
     use = GradientUse(torch)
     for _ in range(rows):
@@ -62,6 +64,8 @@ def test_backward_through_a_teacher_is_in_vain() -> None:
         "unused_elements": size(teacher),
         "unused_share": pytest.approx(size(teacher) / (size(teacher) + size(student)), abs=0.001),
         "untouched_elements": 0,
+        "cleared_share": 0.0,
+        "cleared_at": "",
     }
     once = fact(lambda: nn.functional.mse_loss(student(X), teacher(X)), step, rows=1)
     assert once is not None
@@ -108,6 +112,57 @@ def test_a_gan_updates_all_that_has_gradients_if_not_at_once() -> None:
 
     assert told is not None
     assert told["unused_elements"] == 0
+
+
+@pytest.mark.parametrize(
+    ("detached", "clears", "share"),
+    [(False, True, 0.25), (True, True, 0.0), (False, False, 0.0)],
+    ids=["passes through the generator", "detached", "both optimizers step"],
+)
+def test_a_discriminators_pass_through_the_generator_is_cleared(*, detached: bool, clears: bool, share: float) -> None:
+    """Its own pass through the discriminator is needed, though that one's gradients are cleared, too."""
+    maker, critic = mlp(), mlp()
+    of_maker, of_critic = optimizer(maker), optimizer(critic, kind=torch.optim.Adam)
+    use = GradientUse(torch)
+    use.begin()
+
+    def trains(loss: torch.Tensor, *steppers: torch.optim.Optimizer) -> None:
+        for each in (of_maker, of_critic) if clears else steppers:
+            each.zero_grad()
+        use.add(graph_below(torch, (loss,)))
+        loss.backward()
+        for each in steppers:
+            each.step()
+            gradients.stepped.add(id(each))
+
+    for _ in range(2):
+        fake = maker(X)
+        both = () if clears else (of_maker,)
+        trains(critic(fake.detach() if detached else fake).mean(), of_critic, *both)
+        trains(critic(maker(X)).mean(), of_maker)
+    assert use.is_pending
+    use.settle()
+
+    told = use.fact()
+    assert told is not None
+    assert told["cleared_share"] == pytest.approx(share, abs=0.01)
+    assert bool(told["cleared_at"]) is (share > 0)
+
+
+def test_a_pass_whose_optimizers_have_left_out_a_step_is_none_that_is_cleared() -> None:
+    """As a GradScaler does: no optimizer has stepped before the gradients were cleared."""
+    maker, critic = mlp(), mlp()
+    made = optimizer(maker), optimizer(critic)
+
+    def loss() -> torch.Tensor:
+        for each in made:
+            each.zero_grad()
+        return maker(X).sum() + critic(X).sum()
+
+    told = fact(loss)
+
+    assert told is not None
+    assert told["cleared_share"] == 0.0
 
 
 def test_parameters_that_the_program_updates_itself_are_used() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gpulaunch.profiler.probe import facts, graph
 from gpulaunch.profiler.probe.account import Account
+from gpulaunch.profiler.probe.gradients import GradientUse
 from gpulaunch.profiler.probe.graph import FIRST_STEP, LONG_NS, MOST_NODES, PASSES, GraphNodes, graph_below
 
 
@@ -107,6 +108,25 @@ def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
     assert seconds[:3] == [0, 3, 12]
     assert len(seconds) < 9
     assert graph_fact() == {"nodes": round(9 + (PASSES + 1) / 2), "at_least": False, "repeated": 0.0}
+
+
+def test_after_the_last_pass_the_next_one_shows_what_became_of_its_gradients(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[bool] = []
+    monkeypatch.setattr(GradientUse, "is_pending", True)
+    monkeypatch.setattr(GradientUse, "settle", lambda _: settled.append(True))
+    nodes = GraphNodes(account, TORCH)
+    nodes.look()
+    for _ in range(PASSES):
+        nodes.count((Tensor(chain(9)),))
+    assert nodes.left == 1
+    settled.clear()
+
+    nodes.count((Tensor(chain(50)),))
+
+    assert (nodes.left, settled) == (0, [True])
+    assert graph_fact()["nodes"] == 9
 
 
 def test_one_graph_that_is_too_large_is_enough(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:

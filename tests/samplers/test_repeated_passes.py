@@ -38,6 +38,13 @@ def test_a_pass_that_is_only_compared(body: str) -> None:
     assert told(body) == {next(each.strip() for each in body.splitlines() if "right =" in each)}
 
 
+def test_a_trainer_makes_its_own_pass() -> None:
+    passes = "loss, out = super().compute_loss(net, x, return_outputs=True)\nlogits = net(**x).logits\n"
+
+    assert told(passes + "right = (logits.argmax(-1) == y).sum()\nseen = len(logits)") == {"logits = net(**x).logits"}
+    assert told(passes + "loss = loss + (logits - y).square().mean()") == set()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -72,6 +79,11 @@ def test_a_pass_that_is_only_compared(body: str) -> None:
         pytest.param("a = net(x)\nb = (net(x).argmax(1) == y) if y else 0", id="perhaps"),
         pytest.param("a = net(x)\nb = [(net(x).argmax(1) == y) for x in parts]", id="another x"),
         pytest.param("a = net(x)\nf(lambda: (net(x).argmax(1) == y))", id="later"),
+        pytest.param(
+            "a = super().compute_loss(net, x)\nb = (net(**z).argmax(1) == y)", id="a Trainer's, of another batch"
+        ),
+        pytest.param("a = super().compute_cost(net, x)\nb = (net(**x).argmax(1) == y)", id="another method"),
+        pytest.param("a = net(x)\nb = net(x)\nc = (b == y)\nd = len(b)", id="compared as it is"),
         pytest.param("a = net(x) + (net(x).argmax(1) == y)", id="both on one line"),
     ],
 )

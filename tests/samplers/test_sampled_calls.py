@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS
 from gpulaunch.profiler.samplers.sampled_calls import (
     Call,
     below_fetch,
     call_of,
+    converting_lists,
     in_callback,
     in_sampler,
     is_outside_compute,
@@ -269,6 +271,37 @@ def test_of_a_worker_what_is_below_its_fetch_is_the_programs() -> None:
     assert below_fetch([DEEPCOPY, decode, ITEM, FETCH, MAIN]) == [DEEPCOPY, decode, ITEM]
     assert below_fetch([Frame("Queue.get", f"{PYTHON}/multiprocessing/queues.py", 113), MAIN]) is None
     assert below_fetch([FETCH, MAIN]) == []
+
+
+COLLATE = f"{PACKAGES}/torch/utils/data/_utils/collate.py"
+
+
+@pytest.mark.parametrize(
+    ("fetch", "is_told"),
+    [
+        ((Frame("collate_float_fn", COLLATE, 9), Frame("collate", COLLATE, 7)), True),
+        ((Frame("collate.<locals>.<listcomp>", COLLATE, 8), Frame("collate", COLLATE, 7)), True),
+        ((Frame("torch_default_data_collator", f"{PACKAGES}/transformers/data/data_collator.py", 153),), True),
+        ((Frame("collate_tensor_fn", COLLATE, 9), Frame("collate", COLLATE, 7)), False),
+        ((Frame("collate", "/home/me/collate.py", 7),), False),
+        ((), False),
+    ],
+    ids=["numbers", "their lists", "of transformers", "tensors", "the program's", "none"],
+)
+def test_what_makes_a_batch_of_lists_is_known(fetch: tuple[Frame, ...], is_told: bool) -> None:
+    assert converting_lists(fetch) == (fetch[0] if is_told else None)
+
+
+def test_an_evaluation_that_keeps_all_logits_is_told_at_the_line_that_trains() -> None:
+    """Though that line has all steps."""
+    trainer = Frame("Trainer.train", f"{PACKAGES}/transformers/trainer.py", 1576)
+    keeps = Frame("nested_concat", f"{PACKAGES}/transformers/trainer_pt_utils.py", 128)
+
+    call = called(MAIN, trainer, keeps, TENSOR)
+
+    assert (call.line, call.name) == (MAIN.line, KEEPS_LOGITS)
+    assert is_outside_compute(call, "forward")
+    assert not spans_steps(call, "forward")
 
 
 def test_this_python_is_known() -> None:

@@ -10,6 +10,7 @@ from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_
 from gpulaunch.profiler.analysis.thresholds import (
     BUSY,
     FSDP_GATHERS,
+    FSDP_PARAMETERS,
     FSDP_SMALL_KIB,
     FSDP_UNIT_KIB,
     LOST,
@@ -120,7 +121,10 @@ def fsdp_small_units(window: Window) -> Iterator[Loss]:
     for rank in window.ranks:
         fsdp = section(rank.facts, "fsdp")
         gathers, size_bytes = number(fsdp, "gathers_per_step") or 0.0, number(fsdp, "bytes_per_gather") or 0.0
-        if gathers < FSDP_GATHERS.value or not 0.0 < size_bytes <= 1024 * FSDP_SMALL_KIB.value:
+        parameters = number(fsdp, "parameters_per_unit") or 0.0
+        if gathers < FSDP_GATHERS.value or not 0.0 < parameters <= FSDP_PARAMETERS.value:
+            continue
+        if not 0.0 < size_bytes <= 1024 * FSDP_SMALL_KIB.value:
             continue
         # The rank that waits least for the others.
         least_s = min(number(section(each.facts, "fsdp"), "following_seconds_per_step") or 0.0 for each in window.ranks)
@@ -135,6 +139,7 @@ def fsdp_small_units(window: Window) -> Iterator[Loss]:
                     "step_seconds": rank.step_s,
                     "gathers_per_step": gathers,
                     "bytes_per_gather": size_bytes,
+                    "parameters_per_unit": parameters,
                     "following_seconds_per_step": least_s,
                 },
                 advice=f"Shard larger units: FSDP gathers {gathers:.0f} times per step, each time only "

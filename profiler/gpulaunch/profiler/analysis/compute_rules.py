@@ -66,6 +66,24 @@ def gradients_unused(window: Window) -> Iterator[Loss]:
         )
 
 
+def gradients_cleared(window: Window) -> Iterator[Loss]:
+    """Backward goes through a model whose gradients are cleared before its optimizer steps."""
+    for rank in window.ranks:
+        gradients = section(rank.facts, "gradients")
+        share, backward_s = number(gradients, "cleared_share") or 0.0, _backward_s(window, rank)
+        if backward_s is None or not 0.0 < share <= 1.0:
+            continue
+        yield from _lost(
+            rank,
+            share * backward_s,
+            {"backward_seconds_per_step": backward_s, "cleared_ratio": share},
+            f"{share:.0%} of backward computes gradients that are cleared before their optimizer steps: this pass goes "
+            "on through another model, as a discriminator's through the generator. Give it that model's output "
+            "detached: fake.detach().",
+            text(gradients, "cleared_at"),
+        )
+
+
 def backward_repeated(window: Window) -> Iterator[Loss]:
     """Several backward passes of a step go through the same graph, which is kept for them."""
     for rank in window.ranks:

@@ -7,7 +7,6 @@ fifteenth after some minutes. Lines that follow each other are one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
+from gpulaunch.profiler.analysis.line_advice import ANOMALY, CONVERTS, IN_PLACE_OF_CALLS, advice_on
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
@@ -33,24 +33,15 @@ from gpulaunch.profiler.analysis.thresholds import (
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record.line_calls import (
-    CONSTANT,
     DRAWS_ORDER,
-    ELEMENTS,
-    FORWARD_AGAIN,
-    OBSERVES,
     ONE_HOT,
     PAIRS,
-    PAIRS_FORWARD,
-    PERMUTATION,
     PYTHON,
     SINGULAR,
-    SINGULAR_FORWARD,
 )
 
 _BEFORE_BACKWARD: Final = ("forward", "h2d", "sync")
 """The phases of the clock in which samples are before backward, see `tally.Tally`; with or without a dataloader."""
-_ANOMALY: Final = "torch.autograd.set_detect_anomaly"
-_CONVERTS: Final = "torch.tensor"
 _OF_DDP: Final = "._sync_buffers"
 """The end of the name of a function that an argument of DDP's constructor switches off."""
 _MEETS: Final = (
@@ -58,116 +49,6 @@ _MEETS: Final = (
     *(".scatter_object_list", ".gather_for_metrics"),
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
-_CURES: Final = (
-    (
-        r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
-        "Copy every N steps; for an average of the weights, update it in place every few steps.",
-    ),
-    (
-        r"numpy\.random\.choice",
-        (
-            "With p it goes through all probabilities for each call: draw for many steps at once, or keep a tree of "
-            "their sums, in which each draw takes a few additions."
-        ),
-    ),
-    (
-        r"(?:random|numpy\.random)\.(?:shuffle|permut\w+|sample|choices?|rand\w+|integers)",
-        "Draw the order of all samples at once, with torch.randperm or a numpy generator, not element by element.",
-    ),
-    (
-        r"(?:json|pickle|csv|yaml|pandas|h5py|zipfile|tarfile|sqlite3|shutil|os\.fsync|builtins\.open)\b.*",
-        "Write every N steps, or in another thread: the training thread waits for it.",
-    ),
-    (
-        r"(?:requests|urllib3?|http|socket|ssl|boto3|botocore|subprocess)\b.*",
-        "Send it from another thread: the training thread waits for the answer.",
-    ),
-    (
-        r"(?:sklearn|torchmetrics|evaluate|nltk|rouge_score|sacrebleu)\b.*",
-        "Keep the predictions, and compute the metric every N steps or in the validation.",
-    ),
-    (
-        r"(?:transformers\.tokenization\w*|tokenizers|sentencepiece|tiktoken)\b.*|.*\b(?:tokenize|batch_encode_plus)",
-        "Tokenize once beforehand, or in the workers of the DataLoader: in the Dataset or collate_fn.",
-    ),
-    (
-        re.escape(_ANOMALY),
-        (
-            "It records the stack of every operation, and looks for NaN in all that backward computes: switch it off "
-            "once the error is found."
-        ),
-    ),
-    (
-        r"torch\.tensor",
-        "It converts Python's values one by one: convert them once before the loop, or keep NumPy arrays.",
-    ),
-    (
-        r".*\._sync_buffers",
-        (
-            "It sends the buffers of the model from the first rank to all others before every forward pass. If each "
-            "rank may keep its own, or they are the same: DistributedDataParallel(..., broadcast_buffers=False)."
-        ),
-    ),
-    (
-        r".*\.full_tensor",
-        (
-            "It gathers a whole tensor from all ranks: compute from the shards what can be (norm() of the DTensor; "
-            "torch.nn.utils.get_total_norm for many), or gather it every N steps."
-        ),
-    ),
-    (
-        r"accelerate\..*\bgather_for_metrics",
-        (
-            "It sends predictions to all ranks: in the training loop, let each rank count its own (torchmetrics, a "
-            "confusion matrix), and reduce the counts where they are shown."
-        ),
-    ),
-    (
-        r"torch\.distributed\..*_object(?:_list)?",
-        (
-            "It sends objects by pickle, and all ranks wait for it: reduce numbers as one small tensor (all_reduce), "
-            "and gather what is large every N steps, or in the validation."
-        ),
-    ),
-    (
-        re.escape(DRAWS_ORDER),
-        (
-            "It draws the order of all samples for very few batches: keep an iterator of the DataLoader (`for batch in "
-            "loader`), instead of next(iter(loader)) for each batch."
-        ),
-    ),
-    (r".*\.empty_cache", "Do not empty the cache in the loop: the next step has to allocate the memory again."),
-    (r"(?:queue|threading)\..*", "The training thread waits for another thread: let that run ahead, or start more."),
-)
-_IN_PLACE_OF_CALLS: Final = {
-    PYTHON: "This line computes in Python, or in C that keeps the GIL, on the training thread. If the step needs it, "
-    "compute it for all elements at once with NumPy or torch, or in another process; else every N steps.",
-    CONSTANT: "This line computes the same in every step: nothing that it uses changes, except for shapes. Compute it "
-    "once, in __init__ with register_buffer, or keep it for each shape (a clone of it where it is changed later).",
-    ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
-    "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
-    FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "
-    "the output that the loss is computed from (output.detach()), or compare every N steps.",
-    **dict.fromkeys(
-        (PAIRS, PAIRS_FORWARD),
-        "This line makes the differences of all pairs of vectors, only for their distances: torch.cdist(a, b) (for "
-        "NumPy scipy's cdist), or a product of matrices for squared ones, (|a|^2 + |b|^2 - 2 a b).clamp(min=0), needs "
-        "no tensor of pairs x width. (cdist cannot be differentiated twice.)",
-    ),
-    OBSERVES: "This hook computes statistics in every forward pass: remove it when they were taken (handle = "
-    "module.register_forward_hook(...); handle.remove()), or return at once in all but every N-th step. A hook that is "
-    "registered again and again runs as often.",
-    **dict.fromkeys(
-        (SINGULAR, SINGULAR_FORWARD),
-        "This line computes all singular values of a matrix for the largest one: power iteration needs two products, "
-        "if its vectors u and v are kept from step to step, as torch.nn.utils.parametrizations.spectral_norm does "
-        "(u @ W @ v has the gradient, too).",
-    ),
-    PERMUTATION: "This line draws a permutation of everything for a few of its elements: torch.randint draws only "
-    "those, if it may draw one twice; or go through one permutation in each epoch.",
-    ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
-    "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
-}
 
 
 def logging_stall(window: Window) -> Iterator[Loss]:
@@ -195,13 +76,13 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=found.seconds_per_step + back_s)
-            if call == _ANOMALY:
+            if call == ANOMALY:
                 found = replace(found, seconds_per_step=found.seconds_per_step + _nan_checks_s(rank))
-            in_library = "." in call and call != _CONVERTS
+            in_library = "." in call and call != CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
             # The program may need what it computes itself.
-            least = LOST_MEASURED if in_library else CONVERTED if call in (_CONVERTS, ONE_HOT) else LOST
+            least = LOST_MEASURED if in_library else CONVERTED if call in (CONVERTS, ONE_HOT) else LOST
             if found.seconds_per_step < least.value * rank.step_s:
                 continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
@@ -217,7 +98,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 seconds_per_step=seconds,
                 confidence=confidence,
                 evidence={**found.evidence, **idle, **({"call": call} if call else {})},
-                advice=_cure(call),
+                advice=advice_on(call),
             )
 
 
@@ -377,7 +258,7 @@ def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tu
 def _kind(call: str) -> str:
     """What lines have in common that are told together: what is to be done about them, or whether it is known what
     they call."""
-    return call if call in _IN_PLACE_OF_CALLS and call != PYTHON else "known" if _is_known(call) else ""
+    return call if call in IN_PLACE_OF_CALLS and call != PYTHON else "known" if _is_known(call) else ""
 
 
 def _is_known(call: str) -> bool:
@@ -387,14 +268,4 @@ def _is_known(call: str) -> bool:
 
 def _waits(call: str) -> bool:
     """Whether what is known may wait for the GPU all the same: it copies to it, or computes there."""
-    return call == _CONVERTS or call.startswith("torchmetrics.")
-
-
-def _cure(call: str) -> str:
-    if call in _IN_PLACE_OF_CALLS:
-        return _IN_PLACE_OF_CALLS[call]
-    what = f"{call} runs" if call else "This line runs"
-    cure = next((text for pattern, text in _CURES if re.fullmatch(pattern, call)), "")
-    return f"{what} on the training thread outside of the model. " + (
-        cure or "Run it every N steps, once before the loop, in the DataLoader's workers, or in another thread."
-    )
+    return call == CONVERTS or call.startswith("torchmetrics.")

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number, text
-from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss, Place, place_of
+from gpulaunch.profiler.analysis.fetch_lines import at_slow_line, converts_lists, slow_line
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss
 from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_needed
-from gpulaunch.profiler.analysis.nested_lines import innermost_line
 from gpulaunch.profiler.analysis.thresholds import (
     COMPUTES,
     EPOCHS,
@@ -46,7 +45,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
         if supply.kind == "prep" and _exceeds_mask(window, workers * len(window.ranks)):
             continue  # `pinned_workers` reports it
         now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
-        line, evidence = (None, {}) if supply.workers else _slow_line((rank,))
+        line, evidence = (None, {}) if supply.workers else slow_line((rank,))
         what = f"{evidence.get('call') or 'what it does'} at {line}" if line else ""
         loss = _loss(
             rank,
@@ -118,35 +117,12 @@ def slow_transform(window: Window) -> Iterator[Loss]:
                 f"or use the GPU. {cores}",
                 collate_ratio=collate_share,
             )
-            yield _at_slow_line(loss, window.over.ranks)
+            yield at_slow_line(loss, window.over.ranks)
 
 
 def _is_transform(supply: LoaderModel, step_s: float) -> bool:
     """Whether workers that compute would still keep training waiting with as many of them as find a core."""
     return supply.kind == "prep" and step_s - supply.own_s >= LOST.value * supply.step_s
-
-
-def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, float | str]]:
-    """The line of the dataset or of what collates that holds most of the sampled fetches of all ranks, if one does: of
-    those that call each other the innermost that holds nearly as much."""
-    fetching = Counter[str]()
-    for rank in ranks:
-        fetching.update(rank.fetching)
-    if not fetching:
-        return None, {}
-    fetches = sum(rank.fetches for rank in ranks)
-    line = innermost_line(fetching, fetches)
-    count = fetching[line]
-    if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:
-        return None, {}
-    call = next((rank.calls[line] for rank in ranks if rank.calls.get(line)), "")
-    return place_of(line), {"line_ratio": count / fetches, **({"call": call} if call else {})}
-
-
-def _at_slow_line(loss: Loss, ranks: Sequence[RankWindow]) -> Loss:
-    """The same at the line that holds most of the fetches of some ranks, if one does."""
-    line, evidence = _slow_line(ranks)
-    return replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
 
 
 def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> Iterator[Loss]:
@@ -165,7 +141,7 @@ def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> 
             f"use the GPU. The training thread fetches every batch itself (num_workers=0), and {why}.",
             computing_ratio=computes_share,
         )
-        yield _at_slow_line(loss, (rank,))
+        yield at_slow_line(loss, (rank,))
 
 
 def head_of_line(window: Window) -> Iterator[Loss]:
@@ -241,7 +217,7 @@ def locked_workers(window: Window) -> Iterator[Loss]:
                 "worker_init_fn. More workers would wait for the same lock.",
                 locked_ratio=locked_share,
             )
-            yield _at_slow_line(loss, (rank,))
+            yield at_slow_line(loss, (rank,))
 
 
 def _locked_share(rank: RankWindow) -> float:
@@ -338,10 +314,32 @@ def _copying_pages_s(rank: RankWindow, loader: LoaderState) -> float:
     return max(0.0, min(longer_s, PAGE_FAULT_US.value / 1e6 * loader.shared_faults / loader.restarts))
 
 
+def converted_lists(window: Window) -> Iterator[Loss]:
+    """What collates converts lists of numbers, one by one."""
+    for rank in window.ranks:
+        supply, share = LoaderModel.of(rank, window), converts_lists(rank)
+        if supply is None or not share or _is_unread(rank, supply):
+            continue
+        fetched_s = supply.step_s - supply.own_s if supply.workers else rank.phase_s("data_wait")
+        lost_s = min(share * (supply.step_s if supply.workers else fetched_s), fetched_s)
+        if lost_s >= LOST.value * supply.step_s:
+            yield _loss(
+                rank,
+                supply,
+                supply.step_s - lost_s,
+                advice="The samples of the dataset have lists of Python numbers, which what collates converts one by "
+                f"one: that is {share:.0%} of a fetch. Return NumPy arrays or tensors (torch.from_numpy, "
+                'dataset.with_format("torch")).',
+                converting_ratio=share,
+            )
+
+
 def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderModel]]:
     for rank in window.ranks:
         if (supply := LoaderModel.of(rank, window)) is None or supply.kind not in kinds:
             continue
+        if converts_lists(rank):
+            continue  # `converted_lists` reports it
         if dispatch_of(window, rank) is None:  # else `one_rank_fetches` reports it
             yield rank, supply
 

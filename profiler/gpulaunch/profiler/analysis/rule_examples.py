@@ -157,6 +157,17 @@ EXAMPLES: Final = {
         "If it is to be trained, add its parameters to the optimizer. To verify: gpulaunch trace --steps 5 --rank 0.",
         cure="    with torch.no_grad():\n        soft = teacher(x)",
     ),
+    "gradients-cleared": Example(
+        program="fake = generator(noise)\n"
+        "loss_d = real_or_fake(discriminator(real), discriminator(fake))\n"
+        "optimizer_d.zero_grad()\n"
+        "loss_d.backward()\n"
+        "optimizer_d.step()",
+        prints="20% of backward computes gradients that are cleared before their optimizer steps: this pass goes on "
+        "through another model, as a discriminator's through the generator. Give it that model's output detached: "
+        "fake.detach(). To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="loss_d = real_or_fake(discriminator(real), discriminator(fake.detach()))",
+    ),
     "backward-repeated": Example(
         program="features = trunk(x)\nfor head, y in zip(heads, ys):\n"
         "    criterion(head(features), y).backward(retain_graph=True)",
@@ -207,6 +218,14 @@ EXAMPLES: Final = {
         "amount of computation (sequence lengths, padding). If they are the same, its GPU is slower: compare clocks "
         "and temperatures, or replace it.",
         cure="sampler = DistributedSampler(dataset, shuffle=True)",
+    ),
+    "dataloader-lists": Example(
+        program="class Beats(Dataset):\n"
+        "    def __getitem__(self, i):\n"
+        '        return {"values": self.beats[i].tolist(), "label": self.labels[i]}',
+        prints="The samples of the dataset have lists of Python numbers, which what collates converts one by one: that "
+        'is 90% of a fetch. Return NumPy arrays or tensors (torch.from_numpy, dataset.with_format("torch")).',
+        cure='        return {"values": self.beats[i], "label": self.labels[i]}  # a NumPy array',
     ),
     "dataloader-one-rank": Example(
         program="accelerator = Accelerator()\n"

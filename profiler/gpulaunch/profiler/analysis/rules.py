@@ -249,6 +249,19 @@ RULES: Final = (
         limits=(thresholds.LOST,),
     ),
     Rule(
+        id="gradients-cleared",
+        judge=compute_rules.gradients_cleared,
+        problem="A backward pass goes on through another model, whose gradients are cleared before they are used.",
+        evidence="The autograd graphs of passes that follow each other, read a few times in a run: at the next pass, "
+        "the gradients of a part that only one optimizer needs are `None`, and only another one has stepped since.",
+        costs="That part of backward, by the number of elements. With a GPU, of two thirds of its busy time. An "
+        "estimate.",
+        fix="`discriminator(fake.detach())` in the discriminator's pass.",
+        suppressed="Backward must pass through the part to reach other parameters, as a generator's pass through the "
+        "discriminator; or gradients are set to zero (`set_to_none=False`); or as for `gradients-unused`.",
+        limits=(thresholds.LOST,),
+    ),
+    Rule(
         id="backward-repeated",
         judge=compute_rules.backward_repeated,
         problem="Several backward passes of a step go through the same part of the graph.",
@@ -346,6 +359,17 @@ RULES: Final = (
         ),
     ),
     Rule(
+        id="dataloader-lists",
+        judge=loader_rules.converted_lists,
+        problem="The samples of a dataset have lists of Python numbers, which are converted one by one.",
+        evidence="Stack samples of fetches inside torch's `default_collate`, or that of Transformers, unless they "
+        "stack tensors.",
+        costs="Their share of the data wait; with workers, of the step as far as it waits for these.",
+        fix='NumPy arrays or tensors as the samples; with the package datasets, `with_format("torch")`.',
+        suppressed="The program's own function collates: `dataloader-slow-transform` names its line.",
+        limits=(thresholds.HOLDS_FETCHES, thresholds.SAMPLES_OF_A_LINE, thresholds.LOST),
+    ),
+    Rule(
         id="dataloader-one-rank",
         judge=dispatch_rules.one_rank_fetches,
         problem="One rank fetches the batches of all ranks and sends them.",
@@ -373,13 +397,16 @@ RULES: Final = (
         id="fsdp-small-units",
         judge=collective_rules.fsdp_small_units,
         problem="FSDP shards single layers, and gathers very few parameters at a time.",
-        evidence="Its gathers per step and their mean size; and how long its collectives block.",
+        evidence="Its gathers per step, their mean size, the tensors of a unit, and how long its collectives block.",
         costs="The time in its gathers and reductions on the rank that waits least, without the first one of each "
         "step, less the share that units of 256 KiB would keep.",
         fix="`fully_shard(block)` for each block, then `fully_shard(model)`; with FSDP1, an `auto_wrap_policy` of "
         "blocks.",
         suppressed="FSDP trains on a GPU, where its collectives are not on the training thread.",
-        limits=(thresholds.FSDP_GATHERS, thresholds.FSDP_SMALL_KIB, thresholds.FSDP_UNIT_KIB, thresholds.LOST),
+        limits=(
+            *(thresholds.FSDP_GATHERS, thresholds.FSDP_PARAMETERS),
+            *(thresholds.FSDP_SMALL_KIB, thresholds.FSDP_UNIT_KIB, thresholds.LOST),
+        ),
     ),
     Rule(
         id="reduced-in-accumulation",

@@ -11,6 +11,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.gil_waits import GilWaits, HolderLine
 from gpulaunch.profiler.analysis.line_counts import MOST_LINES, LineCounts, RankLine, count_up_to
+from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS
 
 _MOST_LOGGING: Final = 64
 _ELSEWHERE: Final = 3
@@ -197,9 +198,11 @@ class Tally:
     @property
     def calling(self) -> Mapping[RankLine, int]:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
-        counts = self._calling.counts.items()
+        counts, calls = self._calling.counts.items(), self._calling.calls
         elsewhere = self._trains_elsewhere()
-        return {line: n for line, n in counts if line not in self._spanning and line[0] not in elsewhere}
+        # An evaluation has no other line of the program than that of all steps.
+        spanning = {line for line in self._spanning if calls.get(line) != KEEPS_LOGITS}
+        return {line: n for line, n in counts if line not in spanning and line[0] not in elsewhere}
 
     def _trains_elsewhere(self) -> set[int]:
         return {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}

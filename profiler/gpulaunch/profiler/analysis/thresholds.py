@@ -229,13 +229,19 @@ FSDP_GATHERS: Final = Limit(
     name="gathers of parameters by FSDP",
     value=8,
     unit="per step",
-    why="a model in one unit per block has fewer, unless it has four blocks and more, which are seldom so small",
+    why="a model that is sharded as a whole, or in two or three blocks, has fewer",
+)
+FSDP_PARAMETERS: Final = Limit(
+    name="parameters of a unit of FSDP",
+    value=5,
+    unit="tensors",
+    why="a layer has one or two, a block of a transformer 8 and more; the last unit has the rest of the model",
 )
 FSDP_SMALL_KIB: Final = Limit(
     name="parameters that FSDP gathers at once",
-    value=64,
+    value=128,
     unit="KiB",
-    why="such a gather takes 1.1 to 1.5 times as long as one of 256 bytes (gloo, 2 ranks): nearly all of it is latency",
+    why="a gather of 64 KiB takes 1.1 to 1.5 times as long as one of 256 bytes (gloo, 2 ranks): most of it is latency",
 )
 FSDP_UNIT_KIB: Final = Limit(
     name="parameters of a larger unit of FSDP",

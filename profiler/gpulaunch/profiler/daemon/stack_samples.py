@@ -9,7 +9,15 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
-from gpulaunch.profiler.record.line_calls import CONSTANT, DRAWS_ORDER, ELEMENTS, FORWARD_AGAIN, OBSERVES, ONE_HOT
+from gpulaunch.profiler.record.line_calls import (
+    CONSTANT,
+    CONVERTS_LISTS,
+    DRAWS_ORDER,
+    ELEMENTS,
+    FORWARD_AGAIN,
+    OBSERVES,
+    ONE_HOT,
+)
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
@@ -19,6 +27,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     around_backward,
     below_fetch,
     call_of,
+    converting_lists,
     draws_order,
     function_of_thread,
     in_callback,
@@ -113,6 +122,8 @@ class StackSamples:
             in_c = self._sources.call(inner.file, inner.line)
             lines[-1] = replace(lines[-1], name=inner.name or in_c)
             is_locked = waits_for_lock(fetch) or in_c in _LOCKS
+        elif (frame := converting_lists(fetch)) is not None:
+            lines, is_locked = [Call(frame.file, frame.line, CONVERTS_LISTS)], False
         else:
             is_locked = False
         calls = {self._shown(place, line.file, line.line): line.name for line in lines}

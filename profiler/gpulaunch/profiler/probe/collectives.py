@@ -27,6 +27,7 @@ from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
+from gpulaunch.profiler.probe.gradients import optimizers
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, asked_for, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
@@ -174,7 +175,8 @@ class Calls:
     def look(self) -> None:
         """Publish what FSDP has called: in accumulation steps it need not reduce gradients."""
         machine = self._probe.machine
-        if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized)):
+        parameters = sum(len(group["params"]) for each in list(optimizers) for group in each.param_groups)
+        if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized, parameters)):
             facts.set_fact("fsdp", told)
 
     def _size_bytes(self, args: tuple[Any, ...]) -> int:
@@ -224,8 +226,11 @@ class _Fsdp:
         self._backwards += edge != self._edge
         self._edge = edge
 
-    def ratios(self, microsteps: int, optimized: int) -> dict[str, float]:
-        """What is told of so many backward passes and steps of the optimizer; rounded, so that it seldom changes."""
+    def ratios(self, microsteps: int, optimized: int, parameters: int) -> dict[str, float]:
+        """What is told of so many backward passes and steps of the optimizer; rounded, so that it seldom changes.
+
+        `parameters`: tensors that the optimizers have.
+        """
         if not self._scatters:
             return {}
         return {
@@ -233,6 +238,7 @@ class _Fsdp:
             "seconds_per_reduction": float(f"{self._scattered_ns / 1e9 / self._backwards:.1e}"),
             "gathers_per_reduction": round(self._gathers / self._scatters, 1),
             "gathers_per_step": round(self._gathers / optimized, 1),
+            "parameters_per_unit": round(parameters * self._backwards / self._scatters, 1),
             "bytes_per_gather": float(f"{self._gathered_bytes / max(1, self._gathers):.1e}"),
             "following_seconds_per_step": float(f"{self._following_ns / 1e9 / optimized:.1e}"),
         }

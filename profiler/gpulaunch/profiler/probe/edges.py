@@ -23,6 +23,7 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.layout import Region, Word
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
 from gpulaunch.profiler.probe.batch import BLOCKED, LATE_NS, SHORT_NS
+from gpulaunch.profiler.probe.gradients import stepped
 from gpulaunch.profiler.probe.graph import GraphNodes
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.training_thread import OFF, UNOBSERVED
@@ -291,6 +292,7 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
             return
         try:
             now_ns = monotonic_ns()
+            stepped.add(id(optimizer))
             if get_ident() == probe.thread:
                 if id(optimizer) == probe.pivot:
                     edge[0] = note = now_ns << 3 | _OTHER

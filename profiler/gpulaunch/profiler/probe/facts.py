@@ -13,7 +13,7 @@
                   reduces in a step, the line of the newest, and whether it searches in vain; or null
     fsdp          how often FSDP reduces in a step of the optimizer, how long that takes (seconds), and its gathers of
                   parameters for each of a unit's reductions; these per step, the bytes of one, and the seconds of its
-                  collectives without the first one of each step; not on a GPU
+                  collectives without the first one of each step; the parameters of a unit; not on a GPU
     graph         nodes: of the autograd graph of a backward pass, the mean of some; at_least: one had too many;
                   repeated: the share that a pass before it had gone through, see `probe.repeats`
     gradients     of the same passes: what is computed for nothing, see `probe.gradients`; null if that is not known

@@ -1,9 +1,10 @@
 """Finds gradients that nothing uses, in the graphs of backward passes that `graph` reads a few times in a run.
 
-Two kinds. A parameter gets a gradient, but no optimizer has it, and its value does not change: it belongs to a teacher
-or to a frozen part of a model, and backward went through it in vain. And the gradient of an embedding is as large as
-its weight, though nearly all of its rows are zero, because the batch has looked up only a few: the optimizer still
-updates every row.
+Three kinds. A parameter gets a gradient, but no optimizer has it, and its value does not change: it belongs to a
+teacher or to a frozen part of a model, and backward went through it in vain. Or an optimizer has it, but the gradient
+is cleared before that steps: the pass of a discriminator goes on through the generator whose output it has got. And the
+gradient of an embedding is as large as its weight, though nearly all of its rows are zero, because the batch has looked
+up only a few: the optimizer still updates every row.
 
 Whether backward went through the operation of such a parameter in vain follows from the graph: it did if below the
 operation there is nothing that is to be updated; otherwise only one of its two products was in vain, as the gradient of
@@ -15,6 +16,8 @@ The fact "gradients" has the means of the passes that were read together:
     unused_elements      of those that nothing updates
     unused_share         of backward, that was in vain
     untouched_elements   of embeddings: in rows that no sample of the batch has looked up
+    cleared_share        of backward, whose gradients were cleared before their optimizer stepped
+    cleared_at           the line that calls such a backward pass; empty: there is none
 
 A program may update parameters without an optimizer, or an optimizer may have copies of them (DeepSpeed, Apex). So
 nothing is told unless an optimizer has some of the parameters, and the others have had the same version since the
@@ -25,14 +28,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from typing import Any, Final
+
+from gpulaunch.profiler.probe.sites import asked_for, caller, place_of
 
 SHARDED: Final = ("FlatParameter", "DTensor")
 """Parameters of FSDP."""
 _MOST_PARAMETERS: Final = 20_000
 """Of optimizers: with more, it is not looked for."""
+_MOST_OWNERS: Final = 4
+"""With more optimizers in a pass, it is not looked for what each of them needs of it."""
 _EMBEDDING: Final = "EmbeddingBackward0"
 
 Graph = Mapping[Any, Sequence[Any]]
@@ -40,26 +48,48 @@ Graph = Mapping[Any, Sequence[Any]]
 
 optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 """All that the program has created, as long as they exist."""
+stepped: set[int] = set()
+"""The `id` of each that has stepped since the last pass that was read."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _OfOptimizer:
+    """What is in a pass only for the parameters of one optimizer."""
+
+    owner: frozenset[int]
+    """Its `id`, and those of others that have them, too: one optimizer may wrap another."""
+    parameter: weakref.ref[Any]
+    """One of them."""
+    elements: float
+    at: str
+    """The line that calls the pass."""
+    is_cleared: bool | None = None
+    """Whether its gradients were cleared before it stepped; None: not known yet."""
 
 
 class GradientUse:
     """What becomes of the gradients of one rank; only its training thread calls it."""
 
-    __slots__ = ("_parameter", "_passes", "_versions", "_versions_before")
+    __slots__ = ("_computed", "_of_optimizers", "_parameter", "_passes", "_versions", "_versions_before")
 
     def __init__(self, torch: Any) -> None:
         self._parameter: type[Any] = torch.nn.Parameter
         self._passes: list[tuple[int, int, float, float]] = []
+        self._computed = 0.0  # the elements of the operations of all passes
+        self._of_optimizers: list[_OfOptimizer] = []
         self._versions_before: dict[int, int] = {}
         self._versions: dict[int, int] = {}
 
     def begin(self) -> None:
         """The passes that are read from here on are a row, seconds after the row before."""
         self._passes.clear()
+        self._computed = 0.0
+        self._of_optimizers.clear()
         self._versions_before, self._versions = self._versions, {}
 
     def add(self, graph: Graph) -> None:
         """Read a graph, the whole of it."""
+        self.settle()
         updated = _updated_by_optimizers()
         leaves = {node: each for node, below in graph.items() if not below and (each := _variable(node)) is not None}
         if updated is None or not any(id(each) in updated for each in leaves.values()):
@@ -89,18 +119,59 @@ class GradientUse:
                 unused_elements += count
                 in_vain += 0.5 * count if any(each in needed for each in operations) else count
         self._passes.append((elements, unused_elements, in_vain / computed if computed else 0.0, untouched))
+        self._computed += computed
+        of_owners: dict[frozenset[int], list[Any]] = {}
+        for node, each in leaves.items():
+            if owner := updated.get(id(each)):
+                of_owners.setdefault(owner, []).append(node)
+        if 1 < len(of_owners) <= _MOST_OWNERS:
+            for owner, own in of_owners.items():
+                self._add_optimizer(owner, own, leaves, graph, above)
 
-    def fact(self) -> dict[str, float] | None:
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is not known yet what becomes of the gradients of some pass."""
+        return any(each.is_cleared is None for each in self._of_optimizers)
+
+    def settle(self) -> None:
+        """Look at what has become of the gradients of passes before, when the next one starts; `add` does it, too."""
+        for each in self._of_optimizers:
+            _settle(each)
+        stepped.clear()
+
+    def fact(self) -> dict[str, float | str] | None:
         """What the passes since `begin` have in common; None if nothing is known."""
         if not self._passes:
             return None
         elements, unused, share, untouched = (sum(each) / len(self._passes) for each in zip(*self._passes, strict=True))
+        # One pass says nothing of those that belong to it in a step.
+        cleared = [each for each in self._of_optimizers if each.is_cleared and len(self._passes) > 1]
         return {
             "elements": round(elements),
             "unused_elements": round(unused),
             "unused_share": round(share, 3),
             "untouched_elements": round(untouched),
+            "cleared_share": round(sum(each.elements for each in cleared) / (self._computed or 1.0), 3),
+            "cleared_at": cleared[0].at if cleared else "",
         }
+
+    def _add_optimizer(
+        self,
+        owner: frozenset[int],
+        own: Sequence[Any],
+        leaves: Mapping[Any, Any],
+        graph: Graph,
+        above: Mapping[Any, list[Any]],
+    ) -> None:
+        """Note what a pass goes through only for the parameters of one optimizer, `own`, if there is any."""
+        needed = _reaching((node for node in leaves if node not in own), above)
+        alone = [node for node in own if needed.isdisjoint(_operations(node, graph, above))]
+        elements = sum(int(leaves[node].numel()) for node in alone)
+        if elements:
+            frame = asked_for(caller())
+            at = "" if frame is None else place_of(frame)
+            parameter = weakref.ref(leaves[alone[0]])
+            self._of_optimizers.append(_OfOptimizer(owner=owner, parameter=parameter, elements=elements, at=at))
 
     def _is_unused(self, variable: Any) -> bool:
         """Whether a parameter that no optimizer has is unchanged since the row before."""
@@ -111,15 +182,34 @@ class GradientUse:
         return self._versions_before.get(id(variable)) == version
 
 
-def _updated_by_optimizers() -> set[int] | None:
-    """The `id` of each parameter of the living optimizers; None if they have others than the graph, or too many."""
-    found: set[int] = set()
-    groups = (group for optimizer in list(optimizers) for group in getattr(optimizer, "param_groups", ()))
-    for parameter in islice((each for group in groups for each in group["params"]), _MOST_PARAMETERS):
+def _updated_by_optimizers() -> dict[int, frozenset[int]] | None:
+    """The `id` of each parameter of the living optimizers, with those of its optimizers; None if they have others than
+    the graph, or too many."""
+    found: dict[int, frozenset[int]] = {}
+    groups = (
+        (frozenset((id(each),)), group) for each in list(optimizers) for group in getattr(each, "param_groups", ())
+    )
+    parameters = ((owner, parameter) for owner, group in groups for parameter in group["params"])
+    for owner, parameter in islice(parameters, _MOST_PARAMETERS):
         if type(parameter).__name__ in SHARDED:
             return None
-        found.add(id(parameter))
+        others = found.get(id(parameter))
+        found[id(parameter)] = owner if others is None else others | owner
     return found if len(found) < _MOST_PARAMETERS else None
+
+
+def _settle(noted: _OfOptimizer) -> None:
+    """Decide what has become of the gradients of a pass, if its optimizer has stepped since, or they are cleared.
+
+    They are not called cleared unless another optimizer has stepped: a GradScaler may leave out steps.
+    """
+    if noted.is_cleared is not None:
+        return
+    parameter = noted.parameter()
+    if not noted.owner.isdisjoint(stepped) or parameter is None:
+        noted.is_cleared = False
+    elif parameter.grad is None and stepped:
+        noted.is_cleared = True
 
 
 def _variable(node: Any) -> Any:

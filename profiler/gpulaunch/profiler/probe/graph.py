@@ -49,6 +49,7 @@ class GraphNodes:
         "_counted",
         "_failed",
         "_is_long",
+        "_is_over",
         "_keeps",
         "_pause_s",
         "_repeats",
@@ -69,6 +70,9 @@ class GraphNodes:
         self._seconds = 0
         self._failed = ""
         self._is_long = False
+        self._is_over = (
+            False  # all of the row are read, and the next pass shows what has become of the last one's gradients
+        )
         self.left = 0
         """Backward passes that are still to be counted: `count` must be called before each."""
 
@@ -102,6 +106,11 @@ class GraphNodes:
         began_ns = thread_time_ns()
         try:
             with self._torch._C.DisableTorchFunction():
+                if self._is_over:
+                    self._use.settle()
+                    self._is_over, self.left = False, 0
+                    set_fact("gradients", self._use.fact())
+                    return
                 graph = graph_below(self._torch, outputs)
                 nodes = len(graph)
                 if nodes < MOST_NODES:
@@ -127,6 +136,8 @@ class GraphNodes:
             at_least = max(self._counted) >= MOST_NODES
             set_fact("graph", {"nodes": mean, "at_least": at_least, "repeated": self._repeats.share})
             set_fact("gradients", self._use.fact())
+            if self._use.is_pending:
+                self._is_over, self.left = True, 1
 
     def passed(self) -> None:
         """A pass that was counted is over."""

@@ -99,7 +99,7 @@ def _made_by(
     for call in calls if len(passes) + len(calls) < _MOST_PASSES else ():
         if not _is_apart(call, statement):
             is_compared = _is_compared(call, statement, body)
-            made.append((ast.unparse(call), _Pass(call, frozenset(names_in(call)), is_compared)))
+            made.append((_text(call), _Pass(call, frozenset(names_in(call)), is_compared)))
     texts = [text for text, _ in made]
     for text, this in made:
         if texts.count(text) > 1:
@@ -109,9 +109,21 @@ def _made_by(
             yield this.call if this.is_compared else before.call
 
 
+def _text(call: ast.Call) -> str:
+    """What calls that do the same have in common: a Trainer's `super().compute_loss(model, inputs)` calls
+    `model(**inputs)`."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Call()), args=[model, inputs, *_]):
+            return f"{ast.unparse(model)}(**{ast.unparse(inputs)})"
+        case _:
+            return ast.unparse(call)
+
+
 def _may_be_pass(call: ast.Call, others: set[str]) -> bool:
     """Whether it is a call of what may be a model, with variables alone."""
     match call.func:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="compute_loss"):
+            is_model = len(call.args) > 1
         case ast.Name(id=name):
             is_model = name not in others
         case ast.Attribute(value=ast.Name(id="self")):
@@ -146,10 +158,14 @@ def _is_compared(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt]) 
     if any(_compares(node) and call in nodes_of(node) and _is_output(call, node) for node in nodes_of(statement)):
         return True
     match statement:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if _chooses(value):
-            reads = [node for each in body for node in nodes_of(each) if _reads(node, name)]
-            compared = [node for each in body for part in nodes_of(each) if _compares(part) for node in nodes_of(part)]
-            return len(reads) > 0 and all(node in compared for node in reads)
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            sized = [node for each in body for part in nodes_of(each) if _sizes(part) for node in nodes_of(part)]
+            reads = [node for each in body for node in nodes_of(each) if _reads(node, name) and node not in sized]
+            compares = [part for each in body for part in nodes_of(each) if _compares(part)]
+            compared_by = [part for part in compares if any(_reads(node, name) for node in nodes_of(part))]
+            compared = [node for part in compares for node in nodes_of(part)]
+            chooses = _chooses(value) or all(map(_chooses, compared_by))
+            return chooses and len(reads) > 0 and all(node in compared for node in reads)
         case _:
             return False
 
@@ -170,7 +186,12 @@ def _compares(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and (_ACCURACY.fullmatch(last_name(node)) is not None or last_name(node) == "eq")
 
 
-def _chooses(value: ast.expr) -> bool:
+def _sizes(node: ast.AST) -> bool:
+    """Whether it asks only how large something is."""
+    return isinstance(node, ast.Call) and last_name(node) in ("len", "numel")
+
+
+def _chooses(value: ast.AST) -> bool:
     return any(last_name(call) in ("argmax", "topk") for call in calls_in(value))
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final, Literal
 
+from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS
 from gpulaunch.profiler.samplers.paths import OWN_DIRS, PACKAGES_DIR, PYTHON_DIR
 from gpulaunch.profiler.stack import Frame
 
@@ -93,6 +94,11 @@ _SAVES: Final = re.compile(r"_?(?:save|write|remove|rotate)_(?:\w+_)?(?:checkpoi
 """Functions of programs and trainers that save their state, by name: they copy, rename and remove besides."""
 _HOOK: Final = re.compile(r"on_[a-z]+(?:_[a-z]+)+")
 """Methods of a callback that a trainer calls between the parts of its steps, such as `on_train_batch_end`."""
+_COLLATES_LISTS: Final = re.compile(
+    r"/torch/utils/data/_utils/collate\.py (?:default_collate|collate|collate_float_fn|collate_int_fn)(?:\.<.*)?$"
+    r"|/transformers/data/data_collator\.py torch_default_data_collator$"
+)
+_KEEPS: Final = re.compile(r"/transformers/trainer_pt_utils\.py nested_concat$")
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     if any(map(_BUFFERS.search, called)):
         return Call(frames[depth].file, frames[depth].line, BUFFERS, "python")
     line = frames[depth]
+    if any(map(_KEEPS.search, called)):
+        return Call(line.file, line.line, KEEPS_LOGITS, "python")
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]
     in_model = any(frame.file.endswith(_CALLS_THE_MODEL) for frame in frames[depth:])
@@ -265,6 +273,18 @@ def below_fetch(frames: Sequence[Frame]) -> list[Frame] | None:
     """
     depth = next((at for at, frame in enumerate(frames) if frame.file.endswith(_FETCH)), None)
     return None if depth is None else list(frames[:depth])
+
+
+def converting_lists(frames: Sequence[Frame]) -> Frame | None:
+    """Return the frame of a package's function that makes a batch, if that is of lists of numbers; None: it is not.
+
+    Tensors are stacked by `collate_tensor_fn`. A single number of each sample, its label, takes no time.
+
+    Args:
+        frames: below a fetch, the deepest first.
+    """
+    innermost = frames[0] if frames else None
+    return innermost if innermost and _COLLATES_LISTS.search(f"{innermost.file} {innermost.name}") else None
 
 
 def in_linear_layer(frames: Sequence[Frame]) -> bool:

@@ -1,0 +1,44 @@
+"""Which line holds most of the fetches of a dataloader, by samples of the stacks of its workers, or of the training
+thread where that fetches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpulaunch.profiler.analysis.finding import Loss, Place, place_of
+from gpulaunch.profiler.analysis.nested_lines import innermost_line
+from gpulaunch.profiler.analysis.thresholds import HOLDS_FETCHES, SAMPLES_OF_A_LINE
+from gpulaunch.profiler.analysis.window import RankWindow
+from gpulaunch.profiler.record.line_calls import CONVERTS_LISTS
+
+
+def converts_lists(rank: RankWindow) -> float:
+    """The share of a rank's fetches in what converts lists of numbers; 0 if that is less than half, or not known."""
+    count = sum(count for line, count in rank.fetching.items() if rank.calls.get(line) == CONVERTS_LISTS)
+    least = max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * rank.fetches)
+    return count / rank.fetches if least <= count <= rank.fetches else 0.0
+
+
+def slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, float | str]]:
+    """The line of the dataset or of what collates that holds most of the sampled fetches of all ranks, if one does: of
+    those that call each other the innermost that holds nearly as much."""
+    fetching = Counter[str]()
+    for rank in ranks:
+        fetching.update(rank.fetching)
+    if not fetching:
+        return None, {}
+    fetches = sum(rank.fetches for rank in ranks)
+    line = innermost_line(fetching, fetches)
+    count = fetching[line]
+    if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:
+        return None, {}
+    call = next((rank.calls[line] for rank in ranks if rank.calls.get(line)), "")
+    return place_of(line), {"line_ratio": count / fetches, **({"call": call} if call else {})}
+
+
+def at_slow_line(loss: Loss, ranks: Sequence[RankWindow]) -> Loss:
+    """The same at the line that holds most of the fetches of some ranks, if one does."""
+    line, evidence = slow_line(ranks)
+    return replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
