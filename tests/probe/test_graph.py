@@ -6,15 +6,19 @@ import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.probe import facts, graph
 from gpulaunch.profiler.probe.account import Account
+from gpulaunch.profiler.probe.edges import tap_backward
 from gpulaunch.profiler.probe.gradients import GradientUse
 from gpulaunch.profiler.probe.graph import FIRST_STEP, LONG_NS, MOST_NODES, PASSES, GraphNodes, graph_below
+from gpulaunch.profiler.probe.state import Probe
 
 
 class Tensor:
@@ -190,3 +194,21 @@ def test_what_cannot_be_counted_is_out_of_service(account: Account) -> None:
     with pytest.raises(RuntimeError, match="next_functions"):
         nodes.look()
     assert graph_fact() is None
+
+
+def test_a_pass_for_some_inputs_is_not_read(tmp_path: Path) -> None:
+    """Of `backward(inputs=...)`, the engine leaves out what the graph has besides."""
+    torch: Any = SimpleNamespace(compiler=SimpleNamespace(is_dynamo_compiling=lambda: False), Tensor=object)
+    path = str(tmp_path / "rank-0.bin")
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    probe = Probe(segment_writer.SegmentWriter(path), torch)
+    probe.mark_step()
+    read: list[object] = []
+    nodes: Any = SimpleNamespace(left=1, count=lambda outputs, **_: read.append(outputs), passed=lambda: None)
+    backward = tap_backward(probe, torch, nodes, lambda *_, **_more: None)
+
+    backward((1,), (None,), False, False, (), accumulate_grad=True)
+    backward((2,), (None,), False, False, ("a parameter",), accumulate_grad=True)
+    backward((3,), (None,), False, False, (), accumulate_grad=False)
+
+    assert read == [(1,)]

@@ -23,7 +23,7 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.layout import Region, Word
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
 from gpulaunch.profiler.probe.batch import BLOCKED, LATE_NS, SHORT_NS
-from gpulaunch.profiler.probe.gradients import stepped
+from gpulaunch.profiler.probe.gradients import MOST_STEPPED, stepped
 from gpulaunch.profiler.probe.graph import GraphNodes
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.training_thread import OFF, UNOBSERVED
@@ -206,7 +206,9 @@ def tap_backward(probe: Probe, torch: Any, nodes: GraphNodes, original: Callable
         around = _STEPPING
         counts = False
         try:
-            if nodes.left and kwargs.get("accumulate_grad", False) and get_ident() == probe.thread:
+            # Of `backward(inputs=...)`, the engine leaves out what the graph has besides.
+            reads = nodes.left and kwargs.get("accumulate_grad", False) and not any(args[3:4])
+            if reads and get_ident() == probe.thread:
                 counts = True
                 began_ns = monotonic_ns()
                 nodes.count(t_outputs, keeps=args[1:3] == (True, False))  # retain_graph, create_graph
@@ -292,7 +294,8 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
             return
         try:
             now_ns = monotonic_ns()
-            stepped.add(id(optimizer))
+            if len(stepped) < MOST_STEPPED:
+                stepped.add(id(optimizer))
             if get_ident() == probe.thread:
                 if id(optimizer) == probe.pivot:
                     edge[0] = note = now_ns << 3 | _OTHER

@@ -49,7 +49,8 @@ Graph = Mapping[Any, Sequence[Any]]
 optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 """All that the program has created, as long as they exist."""
 stepped: set[int] = set()
-"""The `id` of each that has stepped since the last pass that was read."""
+"""The `id` of each that has stepped since the last pass that was read; of no more than `MOST_STEPPED`."""
+MOST_STEPPED: Final = 64
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,6 +86,7 @@ class GradientUse:
         self._passes.clear()
         self._computed = 0.0
         self._of_optimizers.clear()
+        stepped.clear()
         self._versions_before, self._versions = self._versions, {}
 
     def add(self, graph: Graph) -> None:
@@ -206,7 +208,7 @@ def _settle(noted: _OfOptimizer) -> None:
     if noted.is_cleared is not None:
         return
     parameter = noted.parameter()
-    if not noted.owner.isdisjoint(stepped) or parameter is None:
+    if not noted.owner.isdisjoint(stepped) or len(stepped) >= MOST_STEPPED or parameter is None:
         noted.is_cleared = False
     elif parameter.grad is None and stepped:
         noted.is_cleared = True
