@@ -57,15 +57,18 @@ class AccuracyTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if model.training:
+        if model.training and CURED:
+            self.count(outputs.logits, inputs)
+        elif model.training:
             with torch.no_grad():
-                if CURED:
-                    logits = outputs.logits
-                else:
-                    logits = model(**inputs).logits  # cause: hot-line
+                logits = model(**inputs).logits  # cause: hot-line
                 self.right += (logits.argmax(-1) == inputs["labels"]).sum().item()
                 self.seen += len(logits)
         return (loss, outputs) if return_outputs else loss
+
+    def count(self, logits, inputs):
+        self.right += (logits.argmax(-1) == inputs["labels"]).sum().item()
+        self.seen += len(logits)
 
     def log(self, logs, *args, **kwargs):
         if self.seen:
