@@ -53,7 +53,7 @@ class GCNLayer(nn.Module):
                 self.cache = propagation_matrix(edges, len(x))
             adj = self.cache
         else:
-            adj = propagation_matrix(edges, len(x))  # cause: none-yet constant matrix rebuilt
+            adj = propagation_matrix(edges, len(x))  # cause: hot-line
         return torch.sparse.mm(adj, self.lin(x))
 
 

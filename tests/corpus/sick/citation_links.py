@@ -50,7 +50,7 @@ class GraphConv(nn.Module):
 
     def forward(self, x, edges):
         if not CURED or self._adj is None:
-            self._adj = normalised_adjacency(edges, x.shape[0])  # cause: none-yet of a graph that never changes
+            self._adj = normalised_adjacency(edges, x.shape[0])  # cause: hot-line
         return torch.sparse.mm(self._adj, self.lin(x))
 
 

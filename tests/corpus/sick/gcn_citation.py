@@ -51,7 +51,7 @@ class GraphConv(nn.Module):
         ei = torch.cat([edge_index, loops], 1)
         a = torch.sparse_coo_tensor(
             ei, torch.ones(ei.shape[1]), (n, n), check_invariants=False
-        ).coalesce()  # cause: none-yet of a graph that never changes
+        ).coalesce()
         row, col = a.indices()
         val = a.values().clamp(max=1.0)
         deg = torch.zeros(n).index_add_(0, row, val)
@@ -64,7 +64,7 @@ class GraphConv(nn.Module):
                 self._adj = self.normalized(edge_index, x.shape[0])
             adj = self._adj
         else:
-            adj = self.normalized(edge_index, x.shape[0])
+            adj = self.normalized(edge_index, x.shape[0])  # cause: hot-line
         row, col, val = adj
         h = self.lin(x)
         return torch.zeros_like(h).index_add(0, row, val * h[col])

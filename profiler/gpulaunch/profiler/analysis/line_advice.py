@@ -17,6 +17,7 @@ from gpulaunch.profiler.record.line_calls import (
     PAIRS_FORWARD,
     PERMUTATION,
     PYTHON,
+    SAME_IN_LAYERS,
     SINGULAR,
     SINGULAR_FORWARD,
 )
@@ -117,6 +118,9 @@ IN_PLACE_OF_CALLS: Final = {
     "compute it for all elements at once with NumPy or torch, or in another process; else every N steps.",
     CONSTANT: "This line computes the same in every step: nothing that it uses changes, except for shapes. Compute it "
     "once, in __init__ with register_buffer, or keep it for each shape (a clone of it where it is changed later).",
+    SAME_IN_LAYERS: "This line computes the same in every layer: it depends on an argument that the model gives to "
+    "each of them. Compute it once before the layers, and give them the result; if the argument is the same in every "
+    "step, as the graph of a data set that is one graph, compute it once in all.",
     ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
     "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
     FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "

@@ -10,7 +10,6 @@ from typing import Final
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.record.line_calls import (
-    CONSTANT,
     CONVERTS_LISTS,
     DRAWS_ORDER,
     ELEMENTS,
@@ -190,8 +189,8 @@ class StackSamples:
         lines = lines_of_program(frames)
         for line, within in zip(lines, [*lines[1:], None], strict=False):
             place_within = None if within is None else (within.file, within.line)
-            if self._sources.is_constant(line.file, line.line, place_within):
-                return replace(line, name=CONSTANT)
+            if name := self._sources.repeated(line.file, line.line, place_within):
+                return replace(line, name=name)
         if not lines:
             return None
         if any(self._sources.is_pass_for_metric(line.file, line.line) for line in lines):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from gpulaunch.profiler.samplers.constants import changed_by
+from gpulaunch.profiler.samplers.function_bodies import changed_by
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import VIEWS

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
+from gpulaunch.profiler.record.line_calls import CONSTANT, SAME_IN_LAYERS
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
-from gpulaunch.profiler.samplers.constants import constants_of
+from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.observers import observers_of
@@ -98,6 +99,7 @@ class _Source:
     idioms: dict[int, str] = field(default_factory=dict[int, str])
     observers: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
+    of_layers: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -150,16 +152,21 @@ class SourceLines:
         without those that cannot be replaced by one operation: see `loops.loops_of`."""
         return self._source(file).loops.get(line, ())
 
-    def is_constant(self, file: str, line: int, within: tuple[str, int] | None) -> bool:
-        """Whether a line computes the same in every call of its function.
+    def repeated(self, file: str, line: int, within: tuple[str, int] | None) -> str:
+        """Return whether a line computes the same in every call of its function, or in those of several layers: one of
+        `record.line_calls`; empty: it does not.
 
         Args:
             file: as Python has it.
             line: where the frame is.
             within: file and line of the frame of the program that it calls; None: it calls none.
         """
-        ranges = self._source(file).constants.get(line, ())
-        return any(not lines or (within is not None and within[0] == file and within[1] in lines) for lines in ranges)
+        source = self._source(file)
+        for name, lines in ((CONSTANT, source.constants), (SAME_IN_LAYERS, source.of_layers)):
+            ranges = lines.get(line, ())
+            if any(not each or (within is not None and within[0] == file and within[1] in each) for each in ranges):
+                return name
+        return ""
 
     def makes_one_hot(self, file: str, line: int) -> bool:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
@@ -219,6 +226,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.idioms = _unless_too_deep(lambda: idioms_of(tree), source.idioms)
     source.observers = _unless_too_deep(lambda: observers_of(tree), source.observers)
     source.constants = _unless_too_deep(lambda: constants_of(tree), source.constants)
+    source.of_layers = _unless_too_deep(lambda: constants_of_layers(tree), source.of_layers)
     forget_nodes(tree)
     return source
 

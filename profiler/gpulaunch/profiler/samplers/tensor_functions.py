@@ -25,16 +25,23 @@ COMPUTE: Final = frozenset(
         *("one_hot", "pad", "interpolate", "remainder", "floor", "ceil", "round", "add", "sub", "mul", "div", "neg"),
         *("clamp_min", "clamp_max", "matrix_norm", "vector_norm", "svdvals", "eigvalsh", "qr", "cholesky", "solve"),
         *("det", "slogdet", "logdet", "logsumexp", "log1p", "expm1", "sign", "sort", "argsort", "bincount", "nonzero"),
-        *("sparse_coo_tensor", "coalesce", "to_sparse", "to_dense", "index_select", "fft2", "irfft", "ifft"),
+        *("sparse_coo_tensor", "coalesce", "indices", "to_sparse", "to_dense", "index_select", "fft2", "irfft", "ifft"),
         *("reciprocal", "tensor", "array", "logical_not", "logical_and", "logical_or", "clone", "fft", "rfft"),
     }
 )
 """Functions, and methods of a tensor, whose result is new, and depends on their arguments alone."""
+FILLS: Final = frozenset(
+    {
+        *("index_add_", "scatter_add_", "scatter_", "index_fill_", "masked_fill_", "fill_diagonal_", "fill_"),
+        *("add_", "sub_", "mul_", "div_", "clamp_", "pow_", "sqrt_", "rsqrt_", "reciprocal_"),
+    }
+)
+"""Methods that change a tensor, by their arguments alone, and nothing else."""
 VIEWS: Final = frozenset(
     {
         *("to", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as", "contiguous", "cpu", "cuda"),
         *("t", "view", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "transpose", "permute", "flatten"),
-        *("astype", "from_numpy", "as_tensor", "asarray", "diagonal", "chunk", "split", "unfold", "narrow"),
+        *("astype", "from_numpy", "as_tensor", "asarray", "diagonal", "chunk", "split", "unfold", "narrow", "values"),
     }
 )
 """Those whose result may share its memory with what it is made of."""
@@ -42,6 +49,9 @@ SHAPES: Final = frozenset({"size", "dim", "numel"})
 """Methods that give such."""
 SCALARS: Final = frozenset({"int", "float", "min", "max", "abs", "round", "range"})
 """Builtin functions of numbers."""
+OF_A_TENSOR: Final = frozenset({"shape", "device", "dtype", "ndim"})
+"""Attributes that its values have no part in."""
+TRANSPOSED: Final = frozenset({"T", "mT"})
 
 
 def only_computes(module: str) -> bool:
