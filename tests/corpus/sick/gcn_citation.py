@@ -49,9 +49,7 @@ class GraphConv(nn.Module):
     def normalized(edge_index, n):
         loops = torch.arange(n).repeat(2, 1)
         ei = torch.cat([edge_index, loops], 1)
-        a = torch.sparse_coo_tensor(
-            ei, torch.ones(ei.shape[1]), (n, n), check_invariants=False
-        ).coalesce()
+        a = torch.sparse_coo_tensor(ei, torch.ones(ei.shape[1]), (n, n), check_invariants=False).coalesce()
         row, col = a.indices()
         val = a.values().clamp(max=1.0)
         deg = torch.zeros(n).index_add_(0, row, val)
