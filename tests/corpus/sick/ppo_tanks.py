@@ -70,9 +70,9 @@ def advantages(rew, done, val):
             last = delta + GAMMA * LAM * (1 - done[t]) * last
             adv[t] = last
         return adv
-    for e in range(ENVS):
+    for e in range(ENVS):  # cause: hot-line
         last = 0.0
-        for t in reversed(range(HORIZON)):  # cause: none-yet advantages element-wise
+        for t in reversed(range(HORIZON)):
             delta = rew[t, e] + GAMMA * val[t + 1, e] * (1 - done[t, e]) - val[t, e]
             last = delta + GAMMA * LAM * (1 - done[t, e]) * last
             adv[t, e] = last

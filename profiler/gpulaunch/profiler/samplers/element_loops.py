@@ -1,7 +1,8 @@
 """Finds in the source of a program the loops that take tensors apart, element by element, in Python.
 
 Each element is an operation of torch, of about a microsecond, whatever is then done with the number. Only lines that do
-nothing else count: a line that computes with whole tensors may be what the step is for.
+nothing else count: one that computes with whole tensors may be what the step is for. What is at a position of two
+nested loops (`rewards[t, e]`) is an element, or so small a part that one of the loops could be an operation.
 """
 
 from __future__ import annotations
@@ -48,15 +49,16 @@ def _taking_elements(loop: ast.For | ast.While) -> set[int]:
     counters = _counters(nodes)
     turns = counters.union(name for each in loops for name in names_in(each.target))
     numbers = counters.union(name for each in loops for name in _numbers_of(each))
+    of_loops = [set(_numbers_of(each)) for each in loops]
     found: set[int] = set()
     assignments = (each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign))
     for node in sorted(assignments, key=attrgetter("lineno")):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id not in numbers:
             continue  # perhaps a tensor
-        if not _counts(node.value, numbers) or not all(_is_number(each, numbers) for each in targets):
+        if not _counts(node.value, numbers, of_loops) or not all(_is_number(each, numbers) for each in targets):
             continue
-        if found or _takes_elements(node, turns):
+        if found or _takes_elements(node, turns) or any(_is_element(each, of_loops) for each in nodes_of(node)):
             found.update(lines_of(node))
         numbers.update(each.id for target in targets for each in _stored(target))
     return found
@@ -77,11 +79,14 @@ def _counters(nodes: Sequence[ast.AST]) -> set[str]:
 
 def _numbers_of(loop: ast.For | ast.comprehension) -> Iterator[str]:
     """The names that are numbers in each turn: those of `range`, and the first of `enumerate`."""
-    if not isinstance(loop.iter, ast.Call):
+    turns = loop.iter
+    if isinstance(turns, ast.Call) and last_name(turns) == "reversed" and turns.args:
+        turns = turns.args[0]
+    if not isinstance(turns, ast.Call):
         return
-    if last_name(loop.iter) == "range":
+    if last_name(turns) == "range":
         yield from names_in(loop.target)
-    elif last_name(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple):
+    elif last_name(turns) == "enumerate" and isinstance(loop.target, ast.Tuple):
         yield from names_in(loop.target.elts[0])
 
 
@@ -110,15 +115,30 @@ def _is_item(call: ast.Call) -> bool:
     return all(last_name(each) in MOVES and not each.args for each in calls_in(call.func.value))
 
 
-def _counts(node: ast.AST, numbers: Set[str]) -> bool:
+def _is_element(node: ast.AST, of_loops: Sequence[Set[str]]) -> bool:
+    """Whether it is at a position that two loops give: `rewards[t + 1, e]`.
+
+    Args:
+        node: a part of a tree.
+        of_loops: the names that are numbers in each turn of each loop.
+    """
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple) or not node.slice.elts:
+        return False
+    given = [[at for at, names in enumerate(of_loops) if names_in(each) & names] for each in node.slice.elts]
+    return all(given) and len({at for each in given for at in each}) > 1
+
+
+def _counts(node: ast.AST, numbers: Set[str], of_loops: Sequence[Set[str]] = ()) -> bool:
     """Whether an expression is made of numbers alone: those that are known, constants, and elements of tensors."""
     match node:
+        case ast.Subscript() if _is_element(node, of_loops):
+            return _counts(node.slice, numbers)
         case ast.Call() if _is_item(node):
             return True
         case ast.Call(func=ast.Name(id=name)) if name in MOVES | _COUNTS:
-            return all(_counts(each, numbers) for each in node.args)
+            return all(_counts(each, numbers, of_loops) for each in node.args)
         case ast.Call(func=ast.Attribute(value=ast.Name(id="math"))):
-            return all(_counts(each, numbers) for each in node.args)
+            return all(_counts(each, numbers, of_loops) for each in node.args)
         case ast.Name(id=name):
             return name in numbers or name.isupper()
         case ast.Constant():
@@ -127,6 +147,6 @@ def _counts(node: ast.AST, numbers: Set[str]) -> bool:
             return False
         case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.BoolOp() | ast.IfExp() | ast.Tuple() | ast.Slice():
             parts = (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
-            return all(_counts(each, numbers) for each in parts)
+            return all(_counts(each, numbers, of_loops) for each in parts)
         case _:
             return False
