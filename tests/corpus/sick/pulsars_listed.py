@@ -2,7 +2,7 @@
 
 "Three dense layers! Why does it need so long for them?"
 """
-# cause: dataloader-too-few-workers or dataloader-slow-transform no-line
+# cause: dataloader-lists no-line
 
 import csv
 import os
