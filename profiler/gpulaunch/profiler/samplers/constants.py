@@ -123,8 +123,7 @@ class Module:
         if function.name == "__init__" or not arguments_of(function) or is_special(function):
             return
         scope = Scope(self, function, of, names)
-        names = {name for name in names if scope.is_unchanged(name)}
-        if names != scope.staying_arguments:
+        if not all(map(scope.is_unchanged, names)):
             return
         for statement in statements_in(function.body):
             if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return) and statement.value:

@@ -46,8 +46,7 @@ class Scope:
         self._changed = {name for node in nodes_of(function) for name in changed_by(node)}
         self._arguments = arguments_of(function) - {"self"}
         self._numbers = set[str]()
-        self.staying_arguments = self._arguments & (self._arguments if names is None else names) - self._set.keys()
-        self._staying = set(self.staying_arguments) | (self._set.keys() if names is None else set[str]())
+        self._staying = self._arguments | self._set.keys() if names is None else set(names) - self._set.keys()
         self._at = 0  # the line of the statement that is looked at, if it is in no block; after that any
         for statement in () if names is None else function.body:
             self._at = statement.lineno
