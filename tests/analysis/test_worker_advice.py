@@ -81,7 +81,7 @@ def test_more_computing_workers_are_not_advised_on_a_crowded_node() -> None:
 
 
 def test_a_node_that_others_crowd_is_not_the_programs_fault() -> None:
-    """Sixteen cores, of which it uses one and a half: whoever has the rest, a cheaper transform would not help."""
+    """Sixteen cores, of which it uses one and a half; others have the rest: a cheaper transform would not help."""
     assert rules(starved(pressure_s={("cpu", "some"): 8.0})) == []
     assert rules(replace(CASES["dataloader-too-many-workers"].fault, pressure_s={("cpu", "some"): 8.0})) == []
 

@@ -32,7 +32,7 @@ from gpulaunch.profiler.channel.collectives import (
 )
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.channel.segment import SegmentReader
-from gpulaunch.profiler.probe import collectives, facts, recorder
+from gpulaunch.profiler.probe import collectives, facts, gradients, recorder
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.state import Probe
 
@@ -101,7 +101,7 @@ def test_what_fsdp_calls_is_told_in_ratios(
 ) -> None:
     """Four backward passes for each step of the optimizer, with reductions in so many of them."""
     monkeypatch.setattr(facts, "rank_facts", facts.Facts())
-    monkeypatch.setattr(collectives, "optimizers", [SimpleNamespace(param_groups=[{"params": [0, 0, 0]}])])
+    monkeypatch.setattr(gradients, "optimizers", [SimpleNamespace(param_groups=[{"params": [0, 0, 0]}])])
     calls = collectives.Calls(probe, no_words())
     library: dict[str, Any] = {"__name__": module}
     for kind in ("all_gather", "reduce_scatter"):

@@ -9,6 +9,7 @@ from gpulaunch.profiler.analysis.facts import loader_place, number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss
 from gpulaunch.profiler.analysis.thresholds import LOST
 from gpulaunch.profiler.analysis.window import RankWindow, Window
+from gpulaunch.profiler.record import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,11 @@ def dispatch_of(window: Window, rank: RankWindow) -> Dispatch | None:
     others = [each for each in window.ranks if each is not rank and each.steps]
     if not others or not _fetches(rank) or any(map(_fetches, others)) or not _is_data_parallel(rank):
         return None
-    lines = set(_lines_every_step(rank)).intersection(*map(_lines_every_step, others))
+    lines = _lines_every_step(rank).intersection(*map(_lines_every_step, others))
     if not lines:
         return None
-    calls = [site for site in rank.sites if site.kind.endswith("collective") and site.text in lines]
-    wait_s, send_s = rank.phase_s("data_wait"), rank.per_step_s(sum(site.blocked_ns for site in calls))
+    sent_ns = sum(site.blocked_ns for site in _collectives(rank) if site.text in lines)
+    wait_s, send_s = rank.phase_s("data_wait"), rank.per_step_s(sent_ns)
     lost_s = wait_s * (1.0 - 1.0 / len(window.ranks)) + send_s
     return None if lost_s < LOST.value * rank.step_s else Dispatch(wait_s=wait_s, send_s=send_s, lost_s=lost_s)
 
@@ -74,8 +75,8 @@ def _is_data_parallel(rank: RankWindow) -> bool:
 
 def _lines_every_step(rank: RankWindow) -> set[str]:
     """The lines at which a rank calls a collective in every step."""
-    return {
-        site.text
-        for site in rank.sites
-        if site.kind.endswith("collective") and site.text and site.count >= max(1, rank.steps)
-    }
+    return {site.text for site in _collectives(rank) if site.count >= max(1, rank.steps)}
+
+
+def _collectives(rank: RankWindow) -> Iterator[Site]:
+    return (site for site in rank.sites if site.kind.endswith("collective") and site.text)

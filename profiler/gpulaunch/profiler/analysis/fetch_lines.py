@@ -17,8 +17,7 @@ from gpulaunch.profiler.record.line_calls import CONVERTS_LISTS
 def converts_lists(rank: RankWindow) -> float:
     """The share of a rank's fetches in what converts lists of numbers; 0 if that is less than half, or not known."""
     count = sum(count for line, count in rank.fetching.items() if rank.calls.get(line) == CONVERTS_LISTS)
-    least = max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * rank.fetches)
-    return count / rank.fetches if least <= count <= rank.fetches else 0.0
+    return count / rank.fetches if _holds_most(count, rank.fetches) else 0.0
 
 
 def slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, float | str]]:
@@ -32,7 +31,7 @@ def slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, floa
     fetches = sum(rank.fetches for rank in ranks)
     line = innermost_line(fetching, fetches)
     count = fetching[line]
-    if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:
+    if not _holds_most(count, fetches):
         return None, {}
     call = next((rank.calls[line] for rank in ranks if rank.calls.get(line)), "")
     return place_of(line), {"line_ratio": count / fetches, **({"call": call} if call else {})}
@@ -42,3 +41,8 @@ def at_slow_line(loss: Loss, ranks: Sequence[RankWindow]) -> Loss:
     """The same at the line that holds most of the fetches of some ranks, if one does."""
     line, evidence = slow_line(ranks)
     return replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+
+
+def _holds_most(count: int, fetches: int) -> bool:
+    """Whether so many samples of so many fetches are enough to name what they are in."""
+    return max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from gpulaunch.profiler.record.line_calls import (
+    ANOMALY,
     CONSTANT,
     DRAWS_ORDER,
     ELEMENTS,
@@ -22,7 +23,6 @@ from gpulaunch.profiler.record.line_calls import (
     SINGULAR_FORWARD,
 )
 
-ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 CONVERTS: Final = "torch.tensor"
 _CURES: Final = (
     (

@@ -14,7 +14,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
-from gpulaunch.profiler.analysis.line_advice import ANOMALY, CONVERTS, IN_PLACE_OF_CALLS, advice_on
+from gpulaunch.profiler.analysis.line_advice import CONVERTS, IN_PLACE_OF_CALLS, advice_on
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
@@ -33,6 +33,7 @@ from gpulaunch.profiler.analysis.thresholds import (
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record.line_calls import (
+    ANOMALY,
     DRAWS_ORDER,
     ONE_HOT,
     PAIRS,

@@ -10,6 +10,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.record.line_calls import (
+    ANOMALY,
     CONVERTS_LISTS,
     DRAWS_ORDER,
     ELEMENTS,
@@ -21,7 +22,6 @@ from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
-    ANOMALY,
     Call,
     around_backward,
     below_fetch,

@@ -27,7 +27,7 @@ from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
-from gpulaunch.profiler.probe.gradients import optimizers
+from gpulaunch.profiler.probe.gradients import parameters_of_optimizers
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, asked_for, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
@@ -157,7 +157,7 @@ class Calls:
                         blocked_ns,
                         edge=words[Word.LAST_EDGE],
                         step=probe.machine.optimized,
-                        size_bytes=self._size_bytes(args),
+                        gathered_bytes=self._size_bytes(args) if call == _GATHER else 0,
                     )
             elif not is_small:
                 beside = self._sites.has(_SMALL_COLLECTIVE, line)
@@ -175,8 +175,7 @@ class Calls:
     def look(self) -> None:
         """Publish what FSDP has called: in accumulation steps it need not reduce gradients."""
         machine = self._probe.machine
-        parameters = sum(len(group["params"]) for each in list(optimizers) for group in each.param_groups)
-        if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized, parameters)):
+        if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized)):
             facts.set_fact("fsdp", told)
 
     def _size_bytes(self, args: tuple[Any, ...]) -> int:
@@ -204,7 +203,7 @@ class _Fsdp:
         self._following_ns = 0
         self._step = -1
 
-    def called(self, call: int, blocked_ns: int, *, edge: int, step: int, size_bytes: int) -> None:
+    def called(self, call: int, blocked_ns: int, *, edge: int, step: int, gathered_bytes: int) -> None:
         """Count a call.
 
         Args:
@@ -212,27 +211,25 @@ class _Fsdp:
             blocked_ns: how long it took.
             edge: the last one of the phases, such as the start of this backward pass.
             step: steps of the optimizer before it.
-            size_bytes: of its output.
+            gathered_bytes: of the output of a gather.
         """
         if step == self._step:  # the first one of a step also waits for the ranks that are late
             self._following_ns += blocked_ns
         self._step = step
         if call == _GATHER:
             self._gathers += 1
-            self._gathered_bytes += size_bytes
+            self._gathered_bytes += gathered_bytes
             return
         self._scatters += 1
         self._scattered_ns += blocked_ns
         self._backwards += edge != self._edge
         self._edge = edge
 
-    def ratios(self, microsteps: int, optimized: int, parameters: int) -> dict[str, float]:
-        """What is told of so many backward passes and steps of the optimizer; rounded, so that it seldom changes.
-
-        `parameters`: tensors that the optimizers have.
-        """
+    def ratios(self, microsteps: int, optimized: int) -> dict[str, float]:
+        """What is told of so many backward passes and steps of the optimizer; rounded, so that it seldom changes."""
         if not self._scatters:
             return {}
+        parameters = sum(len(of_group) for _, of_group in parameters_of_optimizers())
         return {
             "reductions_per_step": round(min(self._backwards, microsteps) / optimized, 1),
             "seconds_per_reduction": float(f"{self._scattered_ns / 1e9 / self._backwards:.1e}"),

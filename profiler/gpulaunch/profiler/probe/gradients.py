@@ -27,7 +27,7 @@ passes before, seconds ago. Nothing is told of FSDP, whose optimizers have other
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -122,10 +122,10 @@ class GradientUse:
                 in_vain += 0.5 * count if any(each in needed for each in operations) else count
         self._passes.append((elements, unused_elements, in_vain / computed if computed else 0.0, untouched))
         self._computed += computed
-        of_owners: dict[frozenset[int], list[Any]] = {}
+        of_owners: dict[frozenset[int], set[Any]] = {}
         for node, each in leaves.items():
             if owner := updated.get(id(each)):
-                of_owners.setdefault(owner, []).append(node)
+                of_owners.setdefault(owner, set()).add(node)
         if 1 < len(of_owners) <= _MOST_OWNERS:
             for owner, own in of_owners.items():
                 self._add_optimizer(owner, own, leaves, graph, above)
@@ -160,7 +160,7 @@ class GradientUse:
     def _add_optimizer(
         self,
         owner: frozenset[int],
-        own: Sequence[Any],
+        own: Set[Any],
         leaves: Mapping[Any, Any],
         graph: Graph,
         above: Mapping[Any, list[Any]],
@@ -184,15 +184,20 @@ class GradientUse:
         return self._versions_before.get(id(variable)) == version
 
 
+def parameters_of_optimizers() -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Each group of parameters of the living optimizers, with its optimizer; one that is half made has none."""
+    for optimizer in list(optimizers):
+        for group in getattr(optimizer, "param_groups", ()):
+            yield optimizer, group["params"]
+
+
 def _updated_by_optimizers() -> dict[int, frozenset[int]] | None:
     """The `id` of each parameter of the living optimizers, with those of its optimizers; None if they have others than
     the graph, or too many."""
     found: dict[int, frozenset[int]] = {}
-    groups = (
-        (frozenset((id(each),)), group) for each in list(optimizers) for group in getattr(each, "param_groups", ())
-    )
-    parameters = ((owner, parameter) for owner, group in groups for parameter in group["params"])
-    for owner, parameter in islice(parameters, _MOST_PARAMETERS):
+    owned = ((frozenset((id(optimizer),)), parameters) for optimizer, parameters in parameters_of_optimizers())
+    each_owned = ((owner, parameter) for owner, parameters in owned for parameter in parameters)
+    for owner, parameter in islice(each_owned, _MOST_PARAMETERS):
         if type(parameter).__name__ in SHARDED:
             return None
         others = found.get(id(parameter))

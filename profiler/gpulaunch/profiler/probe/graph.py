@@ -70,9 +70,7 @@ class GraphNodes:
         self._seconds = 0
         self._failed = ""
         self._is_long = False
-        self._is_over = (
-            False  # all of the row are read, and the next pass shows what has become of the last one's gradients
-        )
+        self._is_over = False  # all of a row are read, but not what has become of the gradients of the last pass
         self.left = 0
         """Backward passes that are still to be counted: `count` must be called before each."""
 

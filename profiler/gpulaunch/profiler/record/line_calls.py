@@ -6,6 +6,8 @@ from typing import Final
 
 PYTHON: Final = "Python code"
 """It always holds the GIL, whatever it calls."""
+ANOMALY: Final = "torch.autograd.set_detect_anomaly"
+"""It is in what torch's anomaly mode adds to every operation."""
 DRAWS_ORDER: Final = "torch.utils.data.Sampler.__iter__"
 """It asks one of torch's samplers for the indices of a batch."""
 CONSTANT: Final = "the same in every step"

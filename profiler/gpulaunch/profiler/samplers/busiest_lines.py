@@ -63,6 +63,9 @@ def deepest_functions(stacks: Folded) -> list[tuple[str, str, float]]:
         stacks: of all phases.
     """
     samples = _samples_of_steps(stacks)
+    total = samples.total()
+    if total < LEAST_SAMPLES:
+        return []
     functions: dict[tuple[str, str], Counter[str]] = {}
     for labels, count in samples.items():
         frames = [found for label in labels if (found := _LABEL.fullmatch(label))]
@@ -70,9 +73,6 @@ def deepest_functions(stacks: Folded) -> list[tuple[str, str, float]]:
             directory = frames[0]["file"].rpartition("/")[0]
             own = [each for each in frames if each["file"].rpartition("/")[0].startswith(directory)]
             functions.setdefault((own[-1]["name"], own[-1]["file"]), Counter())[own[-1]["place"]] += count
-    total = samples.total()
-    if total < LEAST_SAMPLES:
-        return []
     busiest = sorted(functions.items(), key=lambda each: -each[1].total())[:_MOST]
     return [
         (name, lines.most_common(1)[0][0], lines.total() / total)

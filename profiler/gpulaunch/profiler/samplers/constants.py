@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
 from gpulaunch.profiler.samplers.function_bodies import (
@@ -56,12 +56,7 @@ def constants_of(tree: ast.Module) -> dict[int, list[range]]:
         tree: of a file.
     """
     module = Module(tree)
-    found: dict[int, list[range]] = {}
-    for function, of in module.functions:
-        for statement, lines in module.constants(function, of):
-            for line in lines_of(statement):
-                found.setdefault(line, []).append(lines)
-    return found
+    return _by_line(found for function, of in module.functions for found in module.constants(function, of))
 
 
 def constants_of_layers(tree: ast.Module) -> dict[int, list[range]]:
@@ -72,11 +67,15 @@ def constants_of_layers(tree: ast.Module) -> dict[int, list[range]]:
         tree: of a file.
     """
     module = Module(tree)
+    forwards = arguments_of_layers(tree, module.is_read).items()
+    return _by_line(found for (function, of), names in forwards for found in module.constants(function, of, names))
+
+
+def _by_line(statements: Iterable[tuple[ast.stmt, range]]) -> dict[int, list[range]]:
     found: dict[int, list[range]] = {}
-    for (function, of), names in arguments_of_layers(tree, module.is_read).items():
-        for statement, lines in module.constants(function, of, names):
-            for line in lines_of(statement):
-                found.setdefault(line, []).append(lines)
+    for statement, lines in statements:
+        for line in lines_of(statement):
+            found.setdefault(line, []).append(lines)
     return found
 
 

@@ -48,8 +48,8 @@ def _taking_elements(loop: ast.For | ast.While) -> set[int]:
     loops = [each for each in (loop, *nodes) if isinstance(each, ast.For)]
     counters = _counters(nodes)
     turns = counters.union(name for each in loops for name in names_in(each.target))
-    numbers = counters.union(name for each in loops for name in _numbers_of(each))
     of_loops = [set(_numbers_of(each)) for each in loops]
+    numbers = counters.union(*of_loops)
     found: set[int] = set()
     assignments = (each for each in nodes if isinstance(each, ast.Assign | ast.AugAssign))
     for node in sorted(assignments, key=attrgetter("lineno")):

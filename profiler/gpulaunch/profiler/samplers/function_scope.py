@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpulaunch.profiler.samplers.constants import Module
 
 _WHERE: Final = frozenset({"device", "dtype"})
-"""Those that do not change at all."""
+"""Attributes of a tensor that do not change at all."""
 
 
 class Scope:

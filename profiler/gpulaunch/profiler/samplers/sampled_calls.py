@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final, Literal
 
-from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS
+from gpulaunch.profiler.record.line_calls import ANOMALY, KEEPS_LOGITS
 from gpulaunch.profiler.samplers.paths import OWN_DIRS, PACKAGES_DIR, PYTHON_DIR
 from gpulaunch.profiler.stack import Frame
 
@@ -66,7 +66,6 @@ _TORCH_CALLS: Final = _GATHERING | {
 """Functions of torch that are not a part of a step's compute: freeing or copying what could stay, printing tensors."""
 _OF_THE_MODEL: Final = ("data_wait", "forward", "backward", "optimizer")
 """Phases of every training step. `forward` is all from the batch to `backward`: what prepares the batch, the loss."""
-ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
 BUFFERS: Final = "torch.nn.parallel.DistributedDataParallel._sync_buffers"

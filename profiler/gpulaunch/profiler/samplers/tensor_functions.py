@@ -25,7 +25,7 @@ COMPUTE: Final = frozenset(
         *("one_hot", "pad", "interpolate", "remainder", "floor", "ceil", "round", "add", "sub", "mul", "div", "neg"),
         *("clamp_min", "clamp_max", "matrix_norm", "vector_norm", "svdvals", "eigvalsh", "qr", "cholesky", "solve"),
         *("det", "slogdet", "logdet", "logsumexp", "log1p", "expm1", "sign", "sort", "argsort", "bincount", "nonzero"),
-        *("sparse_coo_tensor", "coalesce", "indices", "to_sparse", "to_dense", "index_select", "fft2", "irfft", "ifft"),
+        *("sparse_coo_tensor", "coalesce", "to_sparse", "to_dense", "index_select", "fft2", "irfft", "ifft"),
         *("reciprocal", "tensor", "array", "logical_not", "logical_and", "logical_or", "clone", "fft", "rfft"),
     }
 )
@@ -41,7 +41,8 @@ VIEWS: Final = frozenset(
     {
         *("to", "float", "half", "double", "bfloat16", "long", "int", "bool", "type_as", "contiguous", "cpu", "cuda"),
         *("t", "view", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "transpose", "permute", "flatten"),
-        *("astype", "from_numpy", "as_tensor", "asarray", "diagonal", "chunk", "split", "unfold", "narrow", "values"),
+        *("astype", "from_numpy", "as_tensor", "asarray", "diagonal", "chunk", "split", "unfold", "narrow"),
+        *("indices", "values"),
     }
 )
 """Those whose result may share its memory with what it is made of."""
