@@ -329,6 +329,9 @@ WORK = {
     "cpu of compile workers below it": [by(i, one, tree_ticks=HZ) for i, one in enumerate(still(ELSEWHERE))],
     "bytes of its loader workers": [by(i, one, io_bytes=1 << 20) for i, one in enumerate(still(ELSEWHERE))],
     "its stack changes": [replace(one, frames=(Frame("f", "x.py", i),)) for i, one in enumerate(still(ELSEWHERE))],
+    "a little cpu, as it gets a core half of the time": [
+        by(i, one, main_delay_s=1.0) for i, one in enumerate(still(ELSEWHERE, cores=0.04))
+    ],
     "it waits for a CPU": still(ELSEWHERE, state="R"),
     "a compile worker below it gets no CPU": [replace(one, running=(7, 8)) for one in still(ELSEWHERE)],
     "it spins in one place, with a GPU": still(ELSEWHERE, cores=1.0, gpu=True),
@@ -344,6 +347,14 @@ def test_a_rank_at_work_is_told_of_late_and_never_acted_on(samples: list[Sample]
     assert after(120.0).sentence.startswith("rank 0 runs in ")
     assert (after(120.0).tells, after(120.0).due_in_s) == (True, None)
     assert not after(1e6).acts
+
+
+def test_a_little_cpu_on_a_free_or_a_crowded_host_is_no_work() -> None:
+    free = still(ELSEWHERE, for_s=1e3, cores=0.04)
+    crowded = [by(i, one, main_delay_s=1.0) for i, one in enumerate(still(ELSEWHERE, for_s=1e3, cores=0.005))]
+
+    for samples in (free, crowded):
+        assert decide((standing(0, Region.OTHER, quiet_s=1e3), samples)).rule == "timeout"
 
 
 def test_a_logger_below_it_that_runs_now_and_then_is_no_work() -> None:

@@ -343,6 +343,20 @@ def test_the_cpu_of_a_rank_counts_what_its_dead_children_used(toys: Any) -> None
     assert reading.own_ticks >= reading.main_ticks > 0
 
 
+@pytest.mark.alone
+def test_the_time_that_a_rank_waits_for_a_core_is_read(toys: Any) -> None:
+    """Two that compute, on one core."""
+    core = str(min(os.sched_getaffinity(0)))
+    computes = f"import os\nos.sched_setaffinity(0, {{{core}}})\nREADY()\nwhile True: pass\n"
+    ranks = [toys.start(computes, rank=rank) for rank in range(2)]
+    before = [proc.read(rank.pid, {}).main_delay_s for rank in ranks]
+    time.sleep(1.0)
+    after = [proc.read(rank.pid, {}).main_delay_s for rank in ranks]
+
+    for index in range(2):
+        assert after[index] - before[index] == pytest.approx(0.5, abs=0.3)
+
+
 def test_what_runs_below_a_rank_is_known(toys: Any) -> None:
     # The rank says who it is: a child that is slow to start would ask only when its parent is gone.
     child = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"

@@ -16,6 +16,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY_CORES = 0.05
 """More CPU time than watchdogs, pollers and loggers of an idle rank need; less than any work does."""
 _SPIN_CORES = 0.5
+_MAX_DELAYED = 0.8
+"""The part of the time without a core that is taken into account: beyond, too little was seen of the rank."""
 _BUSY_BYTES_PER_S = 65536
 
 
@@ -174,7 +176,14 @@ def _moved(before: Sample, after: Sample) -> bool:
 
 
 def _cores(before_ticks: int, after_ticks: int, before: Sample, after: Sample) -> float:
-    return (after_ticks - before_ticks) / _TICKS_PER_S / max(after.at_s - before.at_s, 0.001)
+    """The cores that it would use on a host that is not crowded: the time in which it got none does not count.
+
+    Measured: a rank that computes for 1 ms of each 11 uses 0.089 cores, and 0.043 beside 24 busy processes on 2 cores;
+    corrected so, 0.081 to 0.090 in both cases.
+    """
+    lasted_s = max(after.at_s - before.at_s, 0.001)
+    delayed_s = min(after.main_delay_s - before.main_delay_s, _MAX_DELAYED * lasted_s)
+    return (after_ticks - before_ticks) / _TICKS_PER_S / (lasted_s - delayed_s)
 
 
 def _bytes_per_s(before: Sample, after: Sample) -> float:

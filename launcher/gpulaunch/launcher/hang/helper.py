@@ -140,6 +140,7 @@ class Session:
             main_ticks=reading.main_ticks,
             own_ticks=reading.own_ticks,
             tree_ticks=reading.tree_ticks,
+            main_delay_s=reading.main_delay_s,
             running=reading.running,
             io_bytes=reading.io_bytes,
             gil_thread=holder.os_id if holder else 0,

@@ -33,6 +33,7 @@ class Reading:
     main_ticks: int = 0
     own_ticks: int = 0
     tree_ticks: int = 0
+    main_delay_s: float = 0.0
     running: tuple[int, ...] = ()
     """Its descendants that run or wait for a core."""
     io_bytes: int = 0
@@ -64,6 +65,7 @@ def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
         main_ticks=main[1],
         own_ticks=own[1],
         tree_ticks=sum(own[1:]) + sum(own_ticks + dead_ticks for _, (_, own_ticks, dead_ticks) in stats),
+        main_delay_s=_run_delay_s(pid),
         running=tuple(one for one, (state, *_) in stats if state == "R"),
         io_bytes=io_bytes,
         workers=workers,
@@ -92,6 +94,18 @@ def _stat(path: str) -> tuple[str, int, int] | None:
         return fields[0].decode(), int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def _run_delay_s(pid: int) -> float:
+    """How long the main thread has been ready to run without a core; 0 if the kernel does not count it.
+
+    Documentation/scheduler/sched-stats.rst: the second value of `/proc/<pid>/schedstat`, in nanoseconds.
+    """
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as schedstat:
+            return int(schedstat.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _io_bytes(path: str) -> int:

@@ -86,6 +86,8 @@ class Sample:
     own_ticks: int = 0
     tree_ticks: int = 0
     """CPU time of the main thread, of the process, and of the process with all its descendants, dead ones included."""
+    main_delay_s: float = 0.0
+    """How long the main thread has been ready to run without a core, since its start."""
     running: tuple[int, ...] = ()
     """Its descendants that run or wait for a core."""
     io_bytes: int = 0
