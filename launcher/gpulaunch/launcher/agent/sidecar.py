@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import socket
@@ -46,6 +45,7 @@ class SidecarProcess:
         self._pause_s = _FIRST_PAUSE_S
         self._timer: Timer | None = None
         self._closing = False
+        self._is_last = False
         self.pid: int | None = None
         self.on_pid: Callable[[], None] = _nothing
         """Called when `pid` has changed."""
@@ -70,15 +70,14 @@ class SidecarProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(null)
-        self._loop.watch_pid(self.pid, functools.partial(self._ended, self.pid))
+        self._loop.watch_pid(self.pid, self._ended)
         self.on_pid()
 
-    def _ended(self, pid: int, exit_: Exit) -> None:
+    def _ended(self, exit_: Exit) -> None:
         self.max_rss_bytes = max(self.max_rss_bytes, exit_.max_rss_bytes)
-        if pid != self.pid:  # it had died before it could be asked to end, and has a successor
-            return
         self.pid = None
         if self._closing:
+            self._finish(died=exit_.signal is not None)
             return
         self.num_deaths += 1
         if self.num_deaths == 1:
@@ -88,33 +87,24 @@ class SidecarProcess:
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """Ask it to end; `pid` becomes None when it has. If one has just died, its successor does the final work:
-        removes the announcement, writes and pushes the last values."""
+        """Ask it to end; `pid` becomes None when it has. If it dies first, or has just died, its successor removes the
+        announcement, and writes and pushes the last values."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        if (self.pid is not None or self._timer is not None) and not self._lives():
+        self._finish(died=self._timer is not None)
+
+    def _finish(self, *, died: bool) -> None:
+        """`died`: one has, and if it was not a successor itself, the final work is still to be done."""
+        if self.pid is None and died and not self._is_last:
+            self._is_last = True
             with contextlib.suppress(OSError):  # e.g. out of descriptors: the shutdown must not wait
                 self.start()
-        self._sock.close()
-        if self.pid is not None:
+        if self.pid is None:
+            self._sock.close()
+        else:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
-
-    def _lives(self) -> bool:
-        """Whether it is still running, reported or not."""
-        if self.pid is None:
-            return False
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False
-
-    def kill(self) -> None:
-        """Kill it."""
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
 
 
 def _nothing() -> None:
