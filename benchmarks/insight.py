@@ -9,7 +9,8 @@ A program takes three quarters of a minute; one at a time, because findings are 
     present       another one is first
     missed        the cause is not among the findings (also those of which no rule knows)
     false         something is found in a healthy program
-    repeated      what the cure saves by the run before is what it saves by the run after: no prediction can be nearer
+    repeated      what the cure saves by the run before is what it saves by the run after. The run as it is, of which
+                  there is one, varies as much, so that an exact prediction would be right about as often
 
 What was measured is kept after each program: Ctrl-C loses one. Programs that are not run again keep their results. What
 others took of the cores meanwhile is measured, too: with more than a tenth, step times and findings may say nothing.
