@@ -129,6 +129,7 @@ def searching(*, in_vain: bool) -> dict[str, Any]:
 LINE = {"file": "train.py", "line": 88}
 WELL = window()
 
+OF_BOTH = facts(ddp={"modules": 1, "world_size": 2})
 CASES: dict[str, Case] = {
     "dataloader-too-few-workers": Case(
         fault=window(
@@ -381,20 +382,29 @@ CASES: dict[str, Case] = {
             rank(
                 phases_ms={"data_wait": 40.0},
                 loader=loader(wait_ms=40.0),
-                facts=facts(ddp={"modules": 1}),
+                facts=OF_BOTH,
                 sites=(site("collective", blocked_ns=5 * STEPS * MS),),
             ),
             rank(
                 1,
                 phases_ms={"comm": 45.0},
                 loader=loader(batches=0),
-                facts=facts(ddp={"modules": 1}),
+                facts=OF_BOTH,
                 sites=(site("collective", blocked_ns=45 * STEPS * MS),),
             ),
         ),
         repaired=window(
-            rank(phases_ms={"data_wait": 2.0}, loader=loader(wait_ms=2.0), facts=facts(ddp={"modules": 1})),
-            rank(1, phases_ms={"data_wait": 2.0}, loader=loader(wait_ms=2.0), facts=facts(ddp={"modules": 1})),
+            rank(
+                phases_ms={"data_wait": 2.0},
+                loader=loader(wait_ms=2.0),
+                facts=OF_BOTH,
+            ),
+            rank(
+                1,
+                phases_ms={"data_wait": 2.0},
+                loader=loader(wait_ms=2.0),
+                facts=OF_BOTH,
+            ),
         ),
         saves_ms=25.0,
         subject="rank 0",

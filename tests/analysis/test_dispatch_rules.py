@@ -40,6 +40,13 @@ def test_a_rank_that_fetches_for_another_pays_for_the_others_part_and_for_sendin
             with_ranks(second=replace(SECOND, sites=(site("collective", count=STEPS // 10),))), id="not in every step"
         ),
         pytest.param(with_ranks(first=replace(FIRST, facts=facts())), id="ranks that share a layer"),
+        pytest.param(
+            with_ranks(first=replace(FIRST, facts=facts(ddp={"modules": 1, "world_size": 1}))), id="within a node"
+        ),
+        pytest.param(
+            with_ranks(first=replace(FIRST, facts=facts(fsdp={"reductions_per_step": 1.0}))),
+            id="FSDP, whose own collectives are at lines of the program",
+        ),
         pytest.param(with_ranks(second=replace(SECOND, steps=0)), id="the other does not train"),
         pytest.param(replace(FAULT, ranks=(FIRST,)), id="alone"),
         pytest.param(
@@ -49,9 +56,3 @@ def test_a_rank_that_fetches_for_another_pays_for_the_others_part_and_for_sendin
 )
 def test_ranks_whose_batches_are_their_own_are_not_told(window: Window) -> None:
     assert [dispatch_of(window, each) for each in window.ranks] == [None] * len(window.ranks)
-
-
-def test_fsdp_is_data_parallel_too() -> None:
-    first = replace(FIRST, facts=facts(fsdp={"reductions_per_step": 1.0}))
-
-    assert dispatch_of(with_ranks(first=first), first) is not None

@@ -178,5 +178,7 @@ def test_what_an_evaluation_keeps_is_told_at_the_line_of_all_steps() -> None:
     tally.add(0, "forward", at=LINE, calls="transformers.trainer.train", spans_steps=True)
     for _ in range(3):
         tally.add(0, "forward", at=LINE, calls=KEEPS_LOGITS)
+    tally.add(0, "forward", at=LINE, calls="json.dump")
 
     assert tally.calling == {(0, LINE): 3}
+    assert tally.calls == {(0, LINE): KEEPS_LOGITS}

@@ -127,6 +127,27 @@ def test_what_fsdp_calls_is_told_in_ratios(
         assert told["parameters_per_unit"] == pytest.approx(3.0 * edges / 4, abs=0.06)
 
 
+def test_fsdp1_gathers_into_a_list_and_has_one_parameter_for_a_unit(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU; of how many parameters that is made is not known."""
+    flat = type("FlatParameter", (), {})()
+    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
+    monkeypatch.setattr(gradients, "optimizers", [SimpleNamespace(param_groups=[{"params": [flat, flat]}])])
+    calls = collectives.Calls(probe, no_words())
+    library: dict[str, Any] = {"__name__": "torch.distributed.fsdp._flat_param"}
+    for kind in ("all_gather", "reduce_scatter"):
+        library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda *output: None)
+    library["shard"] = SimpleNamespace(nbytes=500)
+    exec("def backward():\n  all_gather([shard] * 4, shard)\n  reduce_scatter()", library)
+    library["backward"]()
+    probe.machine.microsteps = probe.machine.optimized = 1
+    calls.look()
+
+    told = facts.rank_facts.known["fsdp"]
+    assert (told["bytes_per_gather"], told["parameters_per_unit"]) == (2000.0, 0.0)
+
+
 def test_a_call_that_fails_is_over_too(probe: Probe) -> None:
     words = no_words()
 

@@ -114,14 +114,10 @@ def test_a_gan_updates_all_that_has_gradients_if_not_at_once() -> None:
     assert told["unused_elements"] == 0
 
 
-@pytest.mark.parametrize(
-    ("detached", "clears", "share"),
-    [(False, True, 0.25), (True, True, 0.0), (False, False, 0.0)],
-    ids=["passes through the generator", "detached", "both optimizers step"],
-)
-def test_a_discriminators_pass_through_the_generator_is_cleared(*, detached: bool, clears: bool, share: float) -> None:
-    """Its own pass through the discriminator is needed, though that one's gradients are cleared, too."""
-    maker, critic = mlp(), mlp()
+def trained_in_turn(
+    maker: nn.Module, critic: nn.Module, judge: Callable[[torch.Tensor], torch.Tensor], *, detached: bool, clears: bool
+) -> dict[str, Any]:
+    """What is told of a generator and a discriminator that are trained in turn; `clears`: both before each pass."""
     of_maker, of_critic = optimizer(maker), optimizer(critic, kind=torch.optim.Adam)
     use = GradientUse(torch)
     use.begin()
@@ -138,15 +134,63 @@ def test_a_discriminators_pass_through_the_generator_is_cleared(*, detached: boo
     for _ in range(2):
         fake = maker(X)
         both = () if clears else (of_maker,)
-        trains(critic(fake.detach() if detached else fake).mean(), of_critic, *both)
-        trains(critic(maker(X)).mean(), of_maker)
+        trains(judge(fake.detach() if detached else fake), of_critic, *both)
+        trains(judge(maker(X)), of_maker)
     assert use.is_pending
     use.settle()
-
     told = use.fact()
     assert told is not None
+    return told
+
+
+@pytest.mark.parametrize(
+    ("detached", "clears", "share"),
+    [(False, True, 0.25), (True, True, 0.0), (False, False, 0.0)],
+    ids=["passes through the generator", "detached", "both optimizers step"],
+)
+def test_a_discriminators_pass_through_the_generator_is_cleared(*, detached: bool, clears: bool, share: float) -> None:
+    """Its own pass through the discriminator is needed, though that one's gradients are cleared, too."""
+    critic = mlp()
+    told = trained_in_turn(mlp(), critic, lambda x: critic(x).mean(), detached=detached, clears=clears)
+
     assert told["cleared_share"] == pytest.approx(share, abs=0.01)
     assert bool(told["cleared_at"]) is (share > 0)
+
+
+class Conditional(nn.Module):
+    """Looks at a label, too, as a projection discriminator does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.labels = mlp(), nn.Embedding(100, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.trunk(x) * self.labels(torch.arange(16))).sum(1)
+
+
+NORMED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "spectral norm": lambda layer: torch.nn.utils.parametrizations.spectral_norm(layer),
+    "old spectral norm": lambda layer: torch.nn.utils.spectral_norm(layer),
+    "weight norm": lambda layer: torch.nn.utils.parametrizations.weight_norm(layer),
+}
+
+
+def normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    return nn.Sequential(norm(nn.Linear(8, 8)), nn.ReLU(), norm(nn.Linear(8, 8)), nn.ReLU(), norm(nn.Linear(8, 1)))
+
+
+@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("kind", [*NORMED, "two inputs", "labels"])
+def test_what_prepares_the_weights_of_a_discriminator_is_no_model(kind: str, *, detached: bool) -> None:
+    """In the generator's pass it leads to nothing else, and its gradients are cleared, as they should be."""
+    critic = Conditional() if kind == "labels" else normed(NORMED[kind]) if kind in NORMED else mlp()
+
+    def judge(x: torch.Tensor) -> torch.Tensor:
+        return critic(x).mean() - (critic(X).mean() if kind == "two inputs" else 0.0)
+
+    told = trained_in_turn(mlp(), critic, judge, detached=detached, clears=True)
+
+    assert (told["cleared_share"] > 0.0) is (not detached)
 
 
 def test_a_pass_whose_optimizers_have_left_out_a_step_is_none_that_is_cleared() -> None:

@@ -61,8 +61,19 @@ CONV = "conv2d (torch/nn/functional.py:9)"
         ),
         ({(MAIN, LOSS, CALL, NET): 10}, []),
         ({("(elsewhere)",): 100}, []),
+        ({("<module> (<stdin>:3)", TORCH): 100}, [("<module>", 3)]),
+        ({(MAIN, LOSS, "read (menu/files.py:3)"): 100}, [("main", 40)]),
     ],
-    ids=["the model and its backward", "a trainer", "rare ones are left out", "lines are summed", "few", "unknown"],
+    ids=[
+        "the model and its backward",
+        "a trainer",
+        "rare ones are left out",
+        "lines are summed",
+        "few",
+        "unknown",
+        "from stdin",
+        "a directory whose name begins alike",
+    ],
 )
 def test_the_deepest_functions_are_the_last_ones_of_the_program(
     counts: dict[tuple[str, ...], int], lines: list[tuple[str, int]]

@@ -37,6 +37,9 @@ class Model(nn.Module):
 """
 
 
+CALL = "adj = normalized(edges, len(x))"
+
+
 def told(*changes: tuple[str, str]) -> list[str]:
     """The lines that are told, of the program after the changes."""
     source = "import torch\nfrom torch import nn\n" + NORMALIZED + LAYER + MODEL
@@ -45,9 +48,6 @@ def told(*changes: tuple[str, str]) -> list[str]:
         source = source.replace(before, after)
     lines = source.splitlines()
     return [lines[line - 1].strip() for line in sorted(constants_of_layers(ast.parse(source)))]
-
-
-CALL = "adj = normalized(edges, len(x))"
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,9 @@ CALL = "adj = normalized(edges, len(x))"
         [("        return self.first(x, edges)", "        return x")],
         [("for layer in self.layers:\n            x = layer(x, edges)", "x = self.first(x, edges)")],
         [("for layer in self.layers", "for n, layer in enumerate(self.layers)")],
+        [(CALL, "n = x.shape[0]\n        adj = normalized(edges, n)")],
     ],
-    ids=["a list and one", "the first dimension", "its size", "a list", "one, twice", "counted"],
+    ids=["a list and one", "the first dimension", "its size", "a list", "one, twice", "counted", "with a name"],
 )
 def test_what_depends_on_an_argument_of_all_layers_is_told(changes: list[tuple[str, str]]) -> None:
     assert len(told(*changes)) == 1
@@ -70,6 +71,9 @@ def test_what_depends_on_an_argument_of_all_layers_is_told(changes: list[tuple[s
     "changes",
     [
         pytest.param([("len(x)", "x.shape[1]")], id="another dimension, which may differ"),
+        pytest.param([(CALL, "n = x.shape[1]\n        adj = normalized(edges, n)")], id="another one with a name"),
+        pytest.param([(CALL, "_, n = x.shape\n        adj = normalized(edges, n)")], id="one of several names"),
+        pytest.param([(CALL, "n = x.shape[-2:]\n        adj = torch.cdist(edges, edges).repeat(n)")], id="two of them"),
         pytest.param([("len(x)", "self.width")], id="a number of the layer"),
         pytest.param(
             [("normalized(edges, len(x))", "normalized(self.lin(edges), len(x))")], id="through its parameters"

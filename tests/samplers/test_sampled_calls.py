@@ -274,6 +274,7 @@ def test_of_a_worker_what_is_below_its_fetch_is_the_programs() -> None:
 
 
 COLLATE = f"{PACKAGES}/torch/utils/data/_utils/collate.py"
+TRANSFORMERS = f"{PACKAGES}/transformers/data/data_collator.py"
 
 
 @pytest.mark.parametrize(
@@ -281,15 +282,16 @@ COLLATE = f"{PACKAGES}/torch/utils/data/_utils/collate.py"
     [
         ((Frame("collate_float_fn", COLLATE, 9), Frame("collate", COLLATE, 7)), True),
         ((Frame("collate.<locals>.<listcomp>", COLLATE, 8), Frame("collate", COLLATE, 7)), True),
-        ((Frame("torch_default_data_collator", f"{PACKAGES}/transformers/data/data_collator.py", 153),), True),
+        ((Frame("torch_default_data_collator", TRANSFORMERS, 153),), True),
+        ((Frame("torch_default_data_collator", TRANSFORMERS, 149),), False),
         ((Frame("collate_tensor_fn", COLLATE, 9), Frame("collate", COLLATE, 7)), False),
         ((Frame("collate", "/home/me/collate.py", 7),), False),
         ((), False),
     ],
-    ids=["numbers", "their lists", "of transformers", "tensors", "the program's", "none"],
+    ids=["numbers", "their lists", "of transformers", "tensors of transformers", "tensors", "the program's", "none"],
 )
 def test_what_makes_a_batch_of_lists_is_known(fetch: tuple[Frame, ...], is_told: bool) -> None:
-    assert converting_lists(fetch) == (fetch[0] if is_told else None)
+    assert converting_lists(fetch, lambda _, line: "torch.tensor" * (line == 153)) == (fetch[0] if is_told else None)
 
 
 def test_an_evaluation_that_keeps_all_logits_is_told_at_the_line_that_trains() -> None:

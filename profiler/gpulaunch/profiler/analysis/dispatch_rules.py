@@ -26,11 +26,11 @@ class Dispatch:
 def dispatch_of(window: Window, rank: RankWindow) -> Dispatch | None:
     """Return what it costs that only this rank fetches; None: others do, or it costs little.
 
-    The others do not only compute something else: all are data parallel, and in every step they call a collective at
-    the same line as this rank.
+    The others do not only compute something else: DDP has all of them, and in every step they call a collective at the
+    same line as this rank. FSDP calls its own at lines of the program.
     """
     others = [each for each in window.ranks if each is not rank and each.steps]
-    if not others or not _fetches(rank) or any(map(_fetches, others)) or not _is_data_parallel(rank):
+    if not others or not _fetches(rank) or any(map(_fetches, others)) or not _is_data_parallel(rank, len(window.ranks)):
         return None
     lines = _lines_every_step(rank).intersection(*map(_lines_every_step, others))
     if not lines:
@@ -68,9 +68,10 @@ def _fetches(rank: RankWindow) -> bool:
     return rank.loader is not None and rank.loader.batches > rank.loader.eval_batches
 
 
-def _is_data_parallel(rank: RankWindow) -> bool:
-    """Ranks that share a layer instead need the same batch."""
-    return number(section(rank.facts, "ddp"), "modules") is not None or bool(section(rank.facts, "fsdp"))
+def _is_data_parallel(rank: RankWindow, ranks: int) -> bool:
+    """Whether so many ranks have a batch each: some that share a layer need the same one."""
+    ddp = section(rank.facts, "ddp")
+    return number(ddp, "modules") is not None and (number(ddp, "world_size") or 0.0) >= ranks
 
 
 def _lines_every_step(rank: RankWindow) -> set[str]:

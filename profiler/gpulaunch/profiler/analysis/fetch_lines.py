@@ -15,7 +15,7 @@ from gpulaunch.profiler.record.line_calls import CONVERTS_LISTS
 
 
 def converts_lists(rank: RankWindow) -> float:
-    """The share of a rank's fetches in what converts lists of numbers; 0 if that is less than half, or not known."""
+    """The share of a rank's fetches in what converts lists of numbers; 0 if that is too small, or not known."""
     count = sum(count for line, count in rank.fetching.items() if rank.calls.get(line) == CONVERTS_LISTS)
     return count / rank.fetches if _holds_most(count, rank.fetches) else 0.0
 

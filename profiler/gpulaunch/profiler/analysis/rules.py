@@ -377,8 +377,8 @@ RULES: Final = (
         "collective at the same line. Accelerate does so with an `IterableDataset` (`DataLoaderDispatcher`).",
         costs="The rank's data wait, less the part that is its own, and its time in the collectives that send.",
         fix="A dataset that yields only the part of its rank, and a `DataLoader` on every rank.",
-        suppressed="The ranks are not data parallel (neither DistributedDataParallel nor FSDP): those that share a "
-        "layer need the same batch. Ranks on other nodes are not compared.",
+        suppressed="DistributedDataParallel does not have all ranks: those that share a layer need the same batch. "
+        "Ranks on other nodes are not compared. With FSDP, whose own collectives are at lines of the program, too.",
         limits=(thresholds.LOST,),
     ),
     Rule(
@@ -402,7 +402,8 @@ RULES: Final = (
         "step, less the share that units of 256 KiB would keep.",
         fix="`fully_shard(block)` for each block, then `fully_shard(model)`; with FSDP1, an `auto_wrap_policy` of "
         "blocks.",
-        suppressed="FSDP trains on a GPU, where its collectives are not on the training thread.",
+        suppressed="FSDP trains on a GPU, where its collectives are not on the training thread; or FSDP1 makes one "
+        "parameter of each unit (`use_orig_params=False`): how many it has is not known then.",
         limits=(
             *(thresholds.FSDP_GATHERS, thresholds.FSDP_PARAMETERS),
             *(thresholds.FSDP_SMALL_KIB, thresholds.FSDP_UNIT_KIB, thresholds.LOST),

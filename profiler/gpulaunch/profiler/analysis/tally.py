@@ -58,6 +58,7 @@ class Tally:
         self._indexing = Counter[int]()
         self._saving = Counter[int]()
         self._spanning: set[RankLine] = set()
+        self._keeping_logits = Counter[RankLine]()
         self._elsewhere = Counter[int]()
         self._fetches = Counter[int]()
         self._locked = Counter[int]()
@@ -102,6 +103,8 @@ class Tally:
                 self._spanning.add((rank, at))
         elif at:
             self._calling.add((rank, at), calls)
+            if calls == KEEPS_LOGITS:
+                count_up_to(self._keeping_logits, (rank, at), MOST_LINES)
             self._indexing[rank] += phase == "data_wait"
 
     def add_backward(self, rank: int, at: str) -> None:
@@ -198,11 +201,13 @@ class Tally:
     @property
     def calling(self) -> Mapping[RankLine, int]:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
-        counts, calls = self._calling.counts.items(), self._calling.calls
         elsewhere = self._trains_elsewhere()
-        # An evaluation has no other line of the program than that of all steps.
-        spanning = {line for line in self._spanning if calls.get(line) != KEEPS_LOGITS}
-        return {line: n for line, n in counts if line not in spanning and line[0] not in elsewhere}
+        counts = {line: count for line, count in self._calling.counts.items() if line not in self._spanning}
+        return {line: n for line, n in (counts | self._evaluating()).items() if line[0] not in elsewhere}
+
+    def _evaluating(self) -> dict[RankLine, int]:
+        """Those that keep the logits of an evaluation which has no other line of the program than that of all steps."""
+        return {line: count for line, count in dict(self._keeping_logits).items() if line in self._spanning}
 
     def _trains_elsewhere(self) -> set[int]:
         return {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}
@@ -286,4 +291,5 @@ class Tally:
     @property
     def calls(self) -> Mapping[RankLine, str]:
         """The function that each line mostly calls; empty: it is not known."""
-        return {**self.gil.calls, **self._calling.calls, **self._fetching.calls}
+        evaluating = dict.fromkeys(self._evaluating(), KEEPS_LOGITS)
+        return {**self.gil.calls, **self._calling.calls, **evaluating, **self._fetching.calls}

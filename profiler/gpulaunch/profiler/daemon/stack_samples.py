@@ -121,7 +121,7 @@ class StackSamples:
             in_c = self._sources.call(inner.file, inner.line)
             lines[-1] = replace(lines[-1], name=inner.name or in_c)
             is_locked = waits_for_lock(fetch) or in_c in _LOCKS
-        elif (frame := converting_lists(fetch)) is not None:
+        elif (frame := converting_lists(fetch, self._sources.call)) is not None:
             lines, is_locked = [Call(frame.file, frame.line, CONVERTS_LISTS)], False
         else:
             is_locked = False

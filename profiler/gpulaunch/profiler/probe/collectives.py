@@ -27,7 +27,7 @@ from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
-from gpulaunch.profiler.probe.gradients import parameters_of_optimizers
+from gpulaunch.profiler.probe.gradients import FLAT, parameters_of_optimizers
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, asked_for, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
@@ -157,7 +157,7 @@ class Calls:
                         blocked_ns,
                         edge=words[Word.LAST_EDGE],
                         step=probe.machine.optimized,
-                        gathered_bytes=self._size_bytes(args) if call == _GATHER else 0,
+                        gathered_bytes=self._output_bytes(args) if call == _GATHER else 0,
                     )
             elif not is_small:
                 beside = self._sites.has(_SMALL_COLLECTIVE, line)
@@ -188,6 +188,11 @@ class Calls:
             if raised_by_program(error):
                 raise
             return _LARGE
+
+    def _output_bytes(self, args: tuple[Any, ...]) -> int:
+        """Of what a gather fills: a tensor, or a list of them, as FSDP1 gives it on a CPU."""
+        outputs: Any = args[0] if args else None
+        return sum(self._size_bytes((each,)) for each in (outputs if isinstance(outputs, list) else [outputs]))
 
 
 class _Fsdp:
@@ -229,7 +234,10 @@ class _Fsdp:
         """What is told of so many backward passes and steps of the optimizer; rounded, so that it seldom changes."""
         if not self._scatters:
             return {}
-        parameters = sum(len(of_group) for _, of_group in parameters_of_optimizers())
+        groups = [of_group for _, of_group in parameters_of_optimizers()]
+        # FSDP1 makes one of all parameters of a unit: then it is not known how many it has.
+        is_flat = any(type(each).__name__ == FLAT for of_group in groups for each in of_group[:1])
+        parameters = 0 if is_flat else sum(map(len, groups))
         return {
             "reductions_per_step": round(min(self._backwards, microsteps) / optimized, 1),
             "seconds_per_reduction": float(f"{self._scattered_ns / 1e9 / self._backwards:.1e}"),

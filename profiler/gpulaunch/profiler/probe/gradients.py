@@ -35,12 +35,18 @@ from typing import Any, Final
 
 from gpulaunch.profiler.probe.sites import asked_for, caller, place_of
 
-SHARDED: Final = ("FlatParameter", "DTensor")
+FLAT: Final = "FlatParameter"
+SHARDED: Final = (FLAT, "DTensor")
 """Parameters of FSDP."""
 _MOST_PARAMETERS: Final = 20_000
 """Of optimizers: with more, it is not looked for."""
 _MOST_OWNERS: Final = 4
-"""With more optimizers in a pass, it is not looked for what each of them needs of it."""
+"""With more optimizers in a pass, it is not looked for what each of them needs of it: each walks through the graph."""
+_MOST_NODES: Final = 1024
+"""Nor in a larger graph, of which `graph` reads one pass."""
+_FEWEST_OF_MODEL: Final = 3
+"""Parameters that lead to one node. Fewer are one layer, whose weight may be normalised before it is used: a spectral
+norm has one, a weight norm two."""
 _EMBEDDING: Final = "EmbeddingBackward0"
 
 Graph = Mapping[Any, Sequence[Any]]
@@ -61,7 +67,7 @@ class _OfOptimizer:
     """Its `id`, and those of others that have them, too: one optimizer may wrap another."""
     parameter: weakref.ref[Any]
     """One of them."""
-    elements: float
+    elements: int
     at: str
     """The line that calls the pass."""
     is_cleared: bool | None = None
@@ -105,7 +111,8 @@ class GradientUse:
                 above.setdefault(each, []).append(node)
         needed = _reaching((node for node in leaves if node not in unused), above)
         elements = unused_elements = 0
-        computed = in_vain = untouched = 0.0
+        in_vain = untouched = 0.0
+        sizes: dict[Any, int] = {}  # of what backward computes with: an embedding only looks up
         for node, variable in leaves.items():
             if not isinstance(variable, self._parameter):
                 continue  # an input that wants its gradient
@@ -116,19 +123,23 @@ class GradientUse:
                 untouched += count * _untouched_share(operations) if node not in unused else 0.0
                 unused_elements += count if node in unused else 0
                 continue
-            computed += count
+            sizes[node] = count
             if node in unused:
                 unused_elements += count
                 in_vain += 0.5 * count if any(each in needed for each in operations) else count
+        computed = sum(sizes.values())
         self._passes.append((elements, unused_elements, in_vain / computed if computed else 0.0, untouched))
         self._computed += computed
         of_owners: dict[frozenset[int], set[Any]] = {}
         for node, each in leaves.items():
             if owner := updated.get(id(each)):
                 of_owners.setdefault(owner, set()).add(node)
-        if 1 < len(of_owners) <= _MOST_OWNERS:
+        if 1 < len(of_owners) <= _MOST_OWNERS and len(graph) < _MOST_NODES:
             for owner, own in of_owners.items():
-                self._add_optimizer(owner, own, leaves, graph, above)
+                needed = _reaching((node for node in leaves if node not in own), above)
+                alone = _model_of_its_own(own, needed, graph, above)
+                if counted := [node for node in alone if node in sizes]:
+                    self._add_optimizer(owner, leaves[counted[0]], sum(sizes[node] for node in counted))
 
     @property
     def is_pending(self) -> bool:
@@ -157,23 +168,12 @@ class GradientUse:
             "cleared_at": cleared[0].at if cleared else "",
         }
 
-    def _add_optimizer(
-        self,
-        owner: frozenset[int],
-        own: Set[Any],
-        leaves: Mapping[Any, Any],
-        graph: Graph,
-        above: Mapping[Any, list[Any]],
-    ) -> None:
-        """Note what a pass goes through only for the parameters of one optimizer, `own`, if there is any."""
-        needed = _reaching((node for node in leaves if node not in own), above)
-        alone = [node for node in own if needed.isdisjoint(_operations(node, graph, above))]
-        elements = sum(int(leaves[node].numel()) for node in alone)
-        if elements:
-            frame = asked_for(caller())
-            at = "" if frame is None else place_of(frame)
-            parameter = weakref.ref(leaves[alone[0]])
-            self._of_optimizers.append(_OfOptimizer(owner=owner, parameter=parameter, elements=elements, at=at))
+    def _add_optimizer(self, owner: frozenset[int], parameter: Any, elements: int) -> None:
+        """Note that a pass goes through a model only for the parameters of one optimizer."""
+        frame = asked_for(caller())
+        at = "" if frame is None else place_of(frame)
+        of_one = _OfOptimizer(owner=owner, parameter=weakref.ref(parameter), elements=elements, at=at)
+        self._of_optimizers.append(of_one)
 
     def _is_unused(self, variable: Any) -> bool:
         """Whether a parameter that no optimizer has is unchanged since the row before."""
@@ -239,6 +239,29 @@ def _reaching(nodes: Any, above: Mapping[Any, Sequence[Any]]) -> set[Any]:
                 found.add(each)
                 todo.append(each)
     return found
+
+
+def _model_of_its_own(
+    own: Set[Any], needed: Set[Any], graph: Graph, above: Mapping[Any, Sequence[Any]]
+) -> Sequence[Any]:
+    """The parameters among `own` of a model that a pass goes through for them alone; empty: there is none.
+
+    What leads to nothing else hangs together then, and has most of them: a generator below a discriminator. Of a
+    discriminator above a generator only what prepares its weights leads to nothing else, each by itself.
+    """
+    found = _reaching(own, above) - needed
+    while found:
+        part, todo = set[Any](), [found.pop()]
+        while todo:
+            node = todo.pop()
+            part.add(node)
+            beside = [each for each in (*graph[node], *above.get(node, ())) if each in found]
+            found.difference_update(beside)
+            todo += beside
+        of_part = [node for node in own if node in part and needed.isdisjoint(above[node])]
+        if len(of_part) >= _FEWEST_OF_MODEL and 2 * len(of_part) > len(own):
+            return of_part
+    return ()
 
 
 def _operations(leaf: Any, graph: Graph, above: Mapping[Any, Sequence[Any]]) -> Sequence[Any]:

@@ -70,8 +70,8 @@ def deepest_functions(stacks: Folded) -> list[tuple[str, str, float]]:
     for labels, count in samples.items():
         frames = [found for label in labels if (found := _LABEL.fullmatch(label))]
         if frames:
-            directory = frames[0]["file"].rpartition("/")[0]
-            own = [each for each in frames if each["file"].rpartition("/")[0].startswith(directory)]
+            directory = _directory(frames[0])
+            own = [each for each in frames if f"{_directory(each)}/".startswith(f"{directory}/")]
             functions.setdefault((own[-1]["name"], own[-1]["file"]), Counter())[own[-1]["place"]] += count
     busiest = sorted(functions.items(), key=lambda each: -each[1].total())[:_MOST]
     return [
@@ -79,6 +79,10 @@ def deepest_functions(stacks: Folded) -> list[tuple[str, str, float]]:
         for (name, _), lines in busiest
         if lines.total() >= _TOLD * total
     ]
+
+
+def _directory(frame: re.Match[str]) -> str:
+    return frame["file"].rpartition("/")[0]
 
 
 def _samples_of_steps(stacks: Folded) -> Counter[tuple[str, ...]]:

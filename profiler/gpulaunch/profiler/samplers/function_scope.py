@@ -8,6 +8,7 @@ from collections.abc import Set
 from typing import TYPE_CHECKING, Final
 
 from gpulaunch.profiler.samplers.function_bodies import arguments_of, changed_by, is_plain_call, is_set
+from gpulaunch.profiler.samplers.layer_inputs import is_alike
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name
 from gpulaunch.profiler.samplers.syntax import names_in, nodes_of
 from gpulaunch.profiler.samplers.tensor_functions import (
@@ -33,7 +34,8 @@ class Scope:
     """Which names of a function stay the same."""
 
     def __init__(self, module: Module, function: Function, of: ast.ClassDef | None, names: Set[str] | None) -> None:
-        """`names`: of arguments that are taken to be the same in every call; None: all of them."""
+        """`names`: of arguments that all layers of a model are given alike; none: it is every call that is looked at;
+        None: all arguments are taken to be the same."""
         self._module = module
         self._of = of
         self._set: dict[str, list[int]] = {}
@@ -50,7 +52,9 @@ class Scope:
         self._at = 0  # the line of the statement that is looked at, if it is in no block; after that any
         for statement in () if names is None else function.body:
             self._at = statement.lineno
-            if isinstance(statement, ast.Assign) and self.stays(statement.value):
+            if not isinstance(statement, ast.Assign) or not self.stays(statement.value):
+                continue
+            if not names or is_alike(statement.value, names):
                 self._add(statement)
         self._at = sys.maxsize
 

@@ -48,11 +48,15 @@ def arguments_of_layers(
 
 
 def is_of(node: ast.expr, names: Set[str]) -> bool:
-    """Whether an expression is made of some names, and of nothing that differs between layers: what they are
-    themselves, and shapes of what they are given besides, but for the first dimension."""
+    """Whether an expression is made of some names, and of nothing that differs between layers."""
     parts = [part for each in _given(node) for part in nodes_of(each)]
-    if names.isdisjoint(each.id for each in parts if isinstance(each, ast.Name)):
-        return False
+    return not names.isdisjoint(each.id for each in parts if isinstance(each, ast.Name)) and is_alike(node, names)
+
+
+def is_alike(node: ast.expr, names: Set[str]) -> bool:
+    """Whether nothing in an expression differs between layers that are given `names` alike: what they are themselves,
+    and shapes of what they are given besides, but for the first dimension."""
+    parts = [part for each in _given(node) for part in nodes_of(each)]
     counts = {id(each.value) for each in parts if isinstance(each, ast.Subscript) and _is_first(each.slice)}
     counts |= {id(each.func) for each in parts if isinstance(each, ast.Call) and each.args and _is_first(each.args[0])}
     for each in parts:
@@ -106,8 +110,9 @@ def _calls(passes: ast.FunctionDef, layers: Mapping[str, tuple[str, bool]]) -> I
     of_loops = {
         name: layers[of][0]
         for loop in loops
+        if len(walked := _attributes(loop.iter) & layers.keys()) == 1  # not `zip(self.layers, self.norms)`
         for name in names_in(loop.target)
-        for of in _attributes(loop.iter) & layers.keys()
+        for of in walked
         if layers[of][1]
     }
     for node in nodes_of(passes):

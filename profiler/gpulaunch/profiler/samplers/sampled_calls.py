@@ -7,7 +7,7 @@ program, and the library function that it calls. Torch's own work is left out: i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -95,8 +95,9 @@ _HOOK: Final = re.compile(r"on_[a-z]+(?:_[a-z]+)+")
 """Methods of a callback that a trainer calls between the parts of its steps, such as `on_train_batch_end`."""
 _COLLATES_LISTS: Final = re.compile(
     r"/torch/utils/data/_utils/collate\.py (?:default_collate|collate|collate_float_fn|collate_int_fn)(?:\.<.*)?$"
-    r"|/transformers/data/data_collator\.py torch_default_data_collator$"
 )
+_COLLATES_ANYTHING: Final = re.compile(r"/transformers/data/data_collator\.py torch_default_data_collator$")
+"""It stacks tensors, too: only some of its lines convert lists."""
 _KEEPS: Final = re.compile(r"/transformers/trainer_pt_utils\.py nested_concat$")
 
 
@@ -274,16 +275,22 @@ def below_fetch(frames: Sequence[Frame]) -> list[Frame] | None:
     return None if depth is None else list(frames[:depth])
 
 
-def converting_lists(frames: Sequence[Frame]) -> Frame | None:
+def converting_lists(frames: Sequence[Frame], call_at: Callable[[str, int], str]) -> Frame | None:
     """Return the frame of a package's function that makes a batch, if that is of lists of numbers; None: it is not.
 
     Tensors are stacked by `collate_tensor_fn`. A single number of each sample, its label, takes no time.
 
     Args:
         frames: below a fetch, the deepest first.
+        call_at: see `source_lines.SourceLines.call`.
     """
     innermost = frames[0] if frames else None
-    return innermost if innermost and _COLLATES_LISTS.search(f"{innermost.file} {innermost.name}") else None
+    if innermost is None:
+        return None
+    function = f"{innermost.file} {innermost.name}"
+    if _COLLATES_ANYTHING.search(function):
+        return innermost if call_at(innermost.file, innermost.line) else None
+    return innermost if _COLLATES_LISTS.search(function) else None
 
 
 def in_linear_layer(frames: Sequence[Frame]) -> bool:
