@@ -70,6 +70,23 @@ def test_where_workers_are_idle_a_late_batch_is_the_cause_though_they_are_idle_l
     assert rules(window(late)) == found
 
 
+def test_forked_workers_must_not_share_what_a_dataset_holds_open() -> None:
+    fault = CASES["dataloader-too-few-workers"].fault
+    alone = [
+        replace(
+            each,
+            loader=replace(each.loader, workers_configured=0) if each.loader else None,
+            stall=replace(each.stall, kind="no_workers"),
+            facts=facts(loader={"num_workers": 0}),
+        )
+        for each in fault.ranks
+    ]
+    holding = [replace(each, facts=facts(loader={"num_workers": 0, "holds": "an open socket"})) for each in alone]
+
+    assert rules(replace(fault, ranks=tuple(alone))) == ["dataloader-too-few-workers"]
+    assert "dataloader-too-few-workers" not in rules(replace(fault, ranks=tuple(holding)))
+
+
 def test_order_that_is_given_up_already_is_not_advised_again() -> None:
     case = CASES["dataloader-head-of-line"].fault
     unordered = replace(case.ranks[0], facts=facts(loader={"in_order": False}))
@@ -96,6 +113,8 @@ def test_the_first_epoch_has_to_start_its_workers_and_persistent_ones_stay() -> 
     assert rules(window(rank(**first, facts=facts(loader={"persistent_workers": False})))) == []
     assert rules(window(rank(**again, facts=facts()))) == []
     assert rules(window(rank(**again, facts=facts(loader={"persistent_workers": None})))) == []
+    assert rules(window(rank(**again, facts=facts(loader={"persistent_workers": False})))) != []
+    assert rules(window(rank(**again, facts=facts(loader={"persistent_workers": False, "changes": True})))) == []
 
 
 def test_workers_that_persist_are_started_anew_with_each_new_loader() -> None:

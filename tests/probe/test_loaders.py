@@ -45,7 +45,7 @@ class Loader:
         return self.batch_sampler
 
     def iterator(self) -> SimpleNamespace:
-        return SimpleNamespace(_index_sampler=self._index_sampler)
+        return SimpleNamespace(_index_sampler=self._index_sampler, _dataset=self.dataset)
 
 
 def test_a_loader_is_told_with_its_line_and_its_settings():
@@ -110,6 +110,39 @@ def test_a_loader_for_each_epoch_of_training_is_told_as_made_anew(loaders_made, 
             loaders.used(loader.iterator(), trains=True)
 
     assert [loader["made_anew"] for loader in told()] == [anew]
+
+
+class Ratings:
+    """A dataset that the program gives other samples for each epoch."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.size = 100_000
+
+    def draw(self) -> None:
+        self.rows = [*self.rows]
+
+    def grow(self) -> None:
+        self.rows.append(1)
+
+    def shrink(self) -> None:
+        self.size = self.size - 1
+
+    def stay(self) -> None:
+        """Nothing changes."""
+
+
+@pytest.mark.parametrize(("change", "workers"), [("draw", 2), ("grow", 2), ("shrink", 2), ("stay", 2), ("grow", 0)])
+def test_a_dataset_that_changes_between_epochs_is_told_if_workers_have_it(change: str, workers: int) -> None:
+    """Without any, it may fill a cache of its own meanwhile."""
+    loaders, ratings = Loaders(), Ratings()
+    loader = Loader(ratings, num_workers=workers)
+    loaders.made(loader, "train.py:4 main", by_package=False)
+    for _ in range(3):
+        getattr(ratings, change)()
+        loaders.used(loader.iterator(), trains=True)
+
+    assert told()[0].get("changes") is (True if workers and change != "stay" else None)
 
 
 def test_a_program_that_sets_up_each_one_differently_is_told_in_part():

@@ -40,6 +40,7 @@ LEFT_OUT = {
     "a recurrence": "for t in range(9):\n    h = tanh(x[t] @ w + h @ u)\n    out.append(h)",
     "a cell": "for t in range(9):\n    h, c = self.cell(x[t], (h, c))",
     "a state of an object": "for t in range(9):\n    self.h = f(self.h, x[t])",
+    "an object that goes on": "for wind in winds:\n    boat.sail(wind)\n    out.append(boat.place * wind)",
     "layers": "for layer in layers:\n    x = x + layer(x)",
     "layers that are added": "for layer in layers:\n    x += layer(x)",
     "a power": "for each in x:\n    y @= f(each)",

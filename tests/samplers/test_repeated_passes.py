@@ -74,6 +74,7 @@ def test_a_trainer_makes_its_own_pass() -> None:
         pytest.param("a = len(x)\nb = (len(x) == y)", id="no model, but told only above one"),
         pytest.param("a = net(x)\nb = criterion(net(x), (y == 1).float())", id="a loss"),
         pytest.param("a = net(x)\nloss = (net(x).argmax(1) == y).sum()", id="called a loss"),
+        pytest.param("a = net(x)\nb = net(x).argmax(1)\nsame = b == a.argmax(1)", id="whether both agree"),
         pytest.param("a = net(aug(x))\nb = (net(aug(x)).argmax(1) == y)", id="of what is drawn"),
         pytest.param("a = net(next(it))\nb = (net(next(it)).argmax(1) == y)", id="of what is taken"),
         pytest.param("a = net(x)\nb = (net(x).argmax(1) == y) if y else 0", id="perhaps"),

@@ -127,6 +127,24 @@ def test_packages_that_may_compute_with_tensors_are_not_told(frames: tuple[Frame
     assert is_outside_compute(called(*frames), "other") is told
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_what_an_operation_of_the_programs_own_computes_is_a_part_of_the_model(phase: str) -> None:
+    apply = Frame("BackwardCFunction.apply", f"{PACKAGES}/torch/autograd/function.py", 315)
+    solve = Frame("Solve.forward", "/home/me/model.py", 12)
+    splu = Frame("splu", f"{PACKAGES}/scipy/sparse/linalg/_dsolve/linsolve.py", 438)
+
+    assert not is_outside_compute(called(TRAIN, MODULE, LAYER, apply, solve, splu), phase)
+    assert is_outside_compute(called(TRAIN, apply, solve, MODULE, LAYER, splu), phase)
+
+
+def test_what_another_process_answers_is_waited_for() -> None:
+    answer = Frame("Connection.recv", f"{PYTHON}/multiprocessing/connection.py", 249)
+    queue = Frame("Queue.get", f"{PYTHON}/multiprocessing/queues.py", 103)
+
+    assert not is_outside_compute(called(TRAIN, answer), "other")
+    assert is_outside_compute(called(TRAIN, queue), "other")
+
+
 @pytest.mark.parametrize(
     ("below", "told_in"),
     [

@@ -173,6 +173,23 @@ def test_lines_that_sleep_or_collect_garbage_are_excused(tmp_path: Path) -> None
     assert [sources.call(str(program), line) for line in (3, 4, 7)] == ["", "", "json.loads"]
 
 
+@pytest.mark.parametrize(
+    ("uses", "is_needed"),
+    [
+        ("SGD(clone.parameters(), lr=0.1)", True),
+        ("torch.autograd.grad(loss, list(clone.parameters()))", True),
+        ("average(clone.parameters())", False),
+        ("SGD(model.parameters(), lr=0.1)", False),
+    ],
+)
+def test_a_copy_of_a_model_that_is_trained_is_excused(tmp_path: Path, uses: str, *, is_needed: bool) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(f"import copy\nclone = copy.deepcopy(model)\n{uses}\nbest = copy.deepcopy(clone)\n")
+    sources = SourceLines()
+
+    assert [line for line in range(9) if sources.is_excused(str(program), line)] == ([2] if is_needed else [])
+
+
 def test_a_file_that_has_been_changed_since_and_a_pipe_say_nothing(program: Path, tmp_path: Path) -> None:
     sources = SourceLines()
     later_s = time.time() + 60

@@ -71,6 +71,12 @@ def test_what_happens_within_a_region_is_its_own_phase(frames: tuple[Frame, ...]
     assert phase_of(frames, at(Region.FORWARD, 1), at(Region.BACKWARD, 2)) == phase
 
 
+def test_what_is_loaded_is_no_checkpoint() -> None:
+    loading = stack(("_load", "serialization.py"), ("load", "serialization.py"))
+
+    assert phase_of(loading, at(Region.LOADER), at(Region.LOADER)) == "data_wait"
+
+
 def test_of_two_within_each_other_the_inner_one_counts() -> None:
     """A checkpoint that waits for the other ranks."""
     frames = stack(

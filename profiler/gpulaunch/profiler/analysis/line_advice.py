@@ -49,7 +49,7 @@ _CURES: Final = (
         "Send it from another thread: the training thread waits for the answer.",
     ),
     (
-        r"(?:sklearn|torchmetrics|evaluate|nltk|rouge_score|sacrebleu)\b.*",
+        r"(?:sklearn\.metrics|torchmetrics|evaluate|nltk|rouge_score|sacrebleu)\b.*",
         "Keep the predictions, and compute the metric every N steps or in the validation.",
     ),
     (

@@ -35,6 +35,8 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
     for rank, supply in _stalled(window, "no_workers", "prep", "fetch"):
         if _is_unread(rank, supply):
             continue
+        if not supply.workers and loader_of(rank).get("holds"):
+            continue  # forked workers would share it, such as a connection
         if supply.workers and _reads_storage(rank.workers):
             continue  # `slow_storage` reports it
         if supply.workers and _locked_share(rank) >= HOLDS_FETCHES.value:
@@ -272,6 +274,8 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
         made_anew = settings.get("made_anew") is True
         if settings.get("persistent_workers") is not False and not made_anew:
             continue
+        if settings.get("changes") is True:
+            continue  # workers that persist would have the data of the first epoch
         # Persistent workers begin an epoch with a fetch, too.
         fetch_s = done.wall_ns / 1e9 / done.batches if done is not None and done.batches else 0.0
         first_s = loader.first_wait_ns_total / 1e9 / loader.epochs

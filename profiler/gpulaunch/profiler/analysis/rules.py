@@ -37,7 +37,8 @@ RULES: Final = (
         "transfer of batches from one) and `cpu` the CPU time of all ranks per step.",
         fix="`DataLoader(..., num_workers=N, persistent_workers=True)`; workers that compute need a free core each.",
         suppressed="Workers already wait for cores, or at a lock; or workers that compute would find no free one; "
-        "fetches are shorter than the overhead of a worker; or the model predicts too small a gain.",
+        "fetches are shorter than the overhead of a worker; the model predicts too small a gain; or there are none, "
+        "and the dataset holds an open file, archive, database or socket, which they would share.",
         limits=(
             thresholds.LOST,
             thresholds.BUSY,
@@ -137,7 +138,8 @@ RULES: Final = (
         "faults, because the training thread copies what it writes to: a fork shares all memory with the workers.",
         fix="`DataLoader(..., persistent_workers=True)`, constructed once: outside of the loop over epochs, and with "
         "Lightning without `reload_dataloaders_every_n_epochs`.",
-        suppressed="There was one epoch so far.",
+        suppressed="There was one epoch so far; or the program changes the dataset between epochs, or tells it the "
+        "epoch (`set_epoch`), which workers that persist would not hear.",
         limits=(thresholds.EPOCHS, thresholds.LOST_MEASURED, thresholds.PAGE_FAULT_US, thresholds.LONG_S),
     ),
     Rule(

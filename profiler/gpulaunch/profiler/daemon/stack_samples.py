@@ -158,6 +158,8 @@ class StackSamples:
         """
         if call.name == ANOMALY:
             return self._at_its_cause(call, frames)
+        if call.origin == "python" and self._sources.is_excused(call.file, call.line):
+            return None
         if spans_steps(call, phase) or is_outside_compute(call, phase):
             return call
         if phase == "data_wait" and in_sampler(frames):

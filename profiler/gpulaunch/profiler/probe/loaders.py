@@ -47,6 +47,7 @@ class Loaders:
         self._by_dataset: dict[int, str] = {}
         self._made = Counter[str]()  # loaders that the program has constructed, by line
         self._epochs = Counter[str]()  # of training, from loaders of a line
+        self._states: dict[str, tuple[object, ...]] = {}  # of the dataset in the epoch before, by line
         self._last: dict[str, Any] | None = None  # the iterator that returned the last batch
         self._doubted: set[str] = set()  # lines whose loaders were used for evaluation with gradients enabled
 
@@ -84,6 +85,12 @@ class Loaders:
             return ""
         where: str = kind["site"]
         self._epochs[where] += trains
+        if trains and kind["num_workers"] and "changes" not in kind:
+            state = state_of(iterator._dataset)
+            if self._states.setdefault(where, state) != state and self._states[where][0] == state[0]:
+                kind["changes"] = True
+                self._tell()
+            self._states[where] = state
         if trains and kind["made_anew"] != (made_anew := self._is_made_anew(where)):
             kind["made_anew"] = made_anew
             self._tell()
@@ -142,7 +149,7 @@ def traits_of(dataset: Any) -> dict[str, Any]:
     """What forbids workers, or persistent ones, for a dataset: only what is so is in it.
 
     `holds`: something open that forked workers would share, such as the position in a file. `changes`: the program
-    tells it the epoch, which workers that persist would not hear.
+    tells it the epoch, which workers that persist would not hear, or (`Loaders.used`) changes it between epochs.
     """
     traits: dict[str, Any] = {}
     for _ in range(_MOST_WRAPPED):
@@ -158,6 +165,17 @@ def traits_of(dataset: Any) -> dict[str, Any]:
         if dataset is None:
             break
     return traits
+
+
+def state_of(dataset: Any) -> tuple[object, ...]:
+    """What tells whether a dataset is another one, or has been changed: which objects it and its attributes are, and
+    how long. No code of the program runs."""
+    attributes = getattr(dataset, "__dict__", None)
+    found: list[object] = [id(dataset)]
+    if isinstance(attributes, dict):
+        for name, value in list(attributes.items())[:_MOST_ATTRIBUTES]:
+            found.append((name, id(value), len(value) if type(value) in (list, dict, set) else 0))
+    return tuple(found)
 
 
 def _open_kind(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import dotted, nodes_of
 
 Loop = ast.For | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
@@ -138,6 +138,9 @@ class _Turn:
                 self.run(body, ends[0])
                 self.run(otherwise, ends[1])
                 fresh |= ends[0] & ends[1]
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=method))) if method not in _GROWS:
+                self.read([statement.value], fresh)
+                self._change(self._place(whole), fresh)  # it is called for what it does
             case ast.With(items=items, body=body):
                 self.read([each.context_expr for each in items], fresh)
                 for each in items:
@@ -181,7 +184,7 @@ class _Turn:
         elif target is not None:
             self.read(_indices(target), fresh)
             self._change(self._place(target), fresh)
-            fresh.add(_dotted(target))
+            fresh.add(dotted(target))
 
     def read(self, expressions: Iterable[ast.AST], fresh: set[str]) -> None:
         """Go through expressions.
@@ -194,7 +197,7 @@ class _Turn:
             self._read(node, fresh)
 
     def _read(self, node: ast.AST, fresh: set[str]) -> None:
-        if name := _dotted(node) or self._own(node):
+        if name := dotted(node) or self._own(node):
             self._need(name, fresh)
             self.read(_indices(node), fresh)
             return
@@ -239,7 +242,7 @@ class _Turn:
 
     def _place(self, node: ast.AST) -> str:
         """The name of what a term is, or is a part or a result of; empty: it has none."""
-        if name := _dotted(node) or self._own(node):
+        if name := dotted(node) or self._own(node):
             return name
         match node:
             case (
@@ -254,7 +257,7 @@ class _Turn:
 
     def _own(self, node: ast.AST) -> str:
         """`out[i]`, if `i` is of the loop; empty: it is no such element."""
-        if not isinstance(node, ast.Subscript) or not _dotted(node.value):
+        if not isinstance(node, ast.Subscript) or not dotted(node.value):
             return ""
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         is_own = any(isinstance(each, ast.Name) and each.id in self._elements for each in indices)
@@ -276,14 +279,6 @@ def _terms_beside(target: ast.expr, value: ast.expr) -> list[ast.expr] | None:
         return terms
     is_last = not isinstance(value.op, ast.Sub) and ast.unparse(value.right) == total
     return [*terms[1:], rest] if is_last else None
-
-
-def _dotted(node: ast.AST) -> str:
-    """`self.h`; empty: it is more than names."""
-    if isinstance(node, ast.Attribute):
-        whole = _dotted(node.value)
-        return f"{whole}.{node.attr}" if whole else ""
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _indices(node: ast.AST) -> list[ast.expr]:

@@ -36,7 +36,7 @@ _OF_UNOBSERVED_STEPS: Final = (Region.FORWARD, Region.OTHER)
 # Activities without a region of their own, by file and name of a frame. The probe also subtracts their time from the
 # region's phase.
 _WITHIN: Final = (
-    ("checkpoint", re.compile(r"/torch/serialization\.py |/torch/distributed/checkpoint/")),
+    ("checkpoint", re.compile(r"/torch/serialization\.py \w*save$|/torch/distributed/checkpoint/")),
     ("checkpoint", re.compile(r"/gpulaunch/checkpoint/_(saver|copies|store|state|votes)\.py ")),  # not its loop
     ("compile", re.compile(r"/torch/_dynamo/convert_frame\.py |/torch/_inductor/compile_fx\.py ")),
     ("comm", re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py ")),

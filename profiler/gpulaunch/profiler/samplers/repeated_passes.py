@@ -164,10 +164,20 @@ def _is_compared(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt]) 
             compares = [part for each in body for part in nodes_of(each) if _compares(part)]
             compared_by = [part for part in compares if any(_reads(node, name) for node in nodes_of(part))]
             compared = [node for part in compares for node in nodes_of(part)]
+            if not _other_outputs(call, body).isdisjoint(each for part in compared_by for each in names_in(part)):
+                return False  # where two passes agree, as with dropout
             chooses = _chooses(value) or all(map(_chooses, compared_by))
             return chooses and len(reads) > 0 and all(node in compared for node in reads)
         case _:
             return False
+
+
+def _other_outputs(call: ast.Call, body: Sequence[ast.stmt]) -> set[str]:
+    """The names of what other calls with the same words return."""
+    text = _text(call)
+    made = (each for each in body if isinstance(each, ast.Assign) and call not in nodes_of(each))
+    made = (each for each in made if any(_text(other) == text for other in calls_in(each)))
+    return {name for each in made for target in each.targets for name in names_in(target)}
 
 
 def _is_output(call: ast.Call, compared: ast.AST) -> bool:

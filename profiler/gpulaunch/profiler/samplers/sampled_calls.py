@@ -98,6 +98,8 @@ _COLLATES_LISTS: Final = re.compile(
 )
 _COLLATES_ANYTHING: Final = re.compile(r"/transformers/data/data_collator\.py torch_default_data_collator$")
 """It stacks tensors, too: only some of its lines convert lists."""
+_ANSWERS: Final = re.compile(r"multiprocessing\.connection\.(?:recv|recv_bytes|poll|wait)")
+"""Functions that wait for what another process computes, such as an environment: the program asked for it."""
 _KEEPS: Final = re.compile(r"/transformers/trainer_pt_utils\.py nested_concat$")
 
 
@@ -116,6 +118,8 @@ class Call:
     """Torch's own code runs below the call."""
     in_model: bool = False
     """A module or an autograd function of torch has called the line."""
+    in_function: bool = False
+    """It is such a function: an operation of the program's own."""
 
 
 def call_of(frames: Sequence[Frame]) -> Call | None:
@@ -138,7 +142,8 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
         return Call(line.file, line.line, KEEPS_LOGITS, "python")
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]
-    in_model = any(frame.file.endswith(_CALLS_THE_MODEL) for frame in frames[depth:])
+    models = [frame.file for frame in frames[depth:] if frame.file.endswith(_CALLS_THE_MODEL)]
+    in_model, in_function = bool(models), bool(models) and not models[0].endswith(_MODULE)
     if not below:
         return Call(line.file, line.line, in_model=in_model)
     if _METRIC.fullmatch(f"{below[0][0].file} {below[0][0].name}"):
@@ -150,7 +155,7 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     name = _dotted(module, _function(callee))
     if name.endswith(".full_tensor"):  # an optimizer of the program may need all of a gradient
         in_model = in_model or any(frame.file.endswith(_OPTIMIZER) for frame in frames[depth:])
-    return Call(line.file, line.line, name, origin, any(each[1] == "torch" for each in below), in_model)
+    return Call(line.file, line.line, name, origin, any(each[1] == "torch" for each in below), in_model, in_function)
 
 
 def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
@@ -320,10 +325,11 @@ def is_outside_compute(call: Call, phase: str) -> bool:
     if phase not in ("forward", "backward", "optimizer", "other", "unsettled", "validation"):
         return False  # the others have rules of their own
     if call.origin == "python":
-        return True
+        return _ANSWERS.fullmatch(call.name) is None
     if call.origin == "torch":
         return call.name.rpartition(".")[2] in _TORCH_CALLS
-    return call.origin == "package" and on_the_host(call.name) and not call.within_torch
+    is_of_package = call.origin == "package" and on_the_host(call.name)
+    return is_of_package and not call.within_torch and not call.in_function
 
 
 def on_the_host(function: str) -> bool:

@@ -15,14 +15,15 @@ from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.record.line_calls import CONSTANT, SAME_IN_LAYERS
+from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
-from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, loops_of
+from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of
 from gpulaunch.profiler.samplers.observers import observers_of
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
-from gpulaunch.profiler.samplers.syntax import forget_nodes, nodes_of
+from gpulaunch.profiler.samplers.syntax import dotted, forget_nodes, nodes_of
 from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
 
 _MOST_BYTES: Final = 1 << 17
@@ -60,13 +61,6 @@ _PLAIN: Final = (
     *(ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.comprehension),
 )
 """What may be in such a statement: nothing that computes with tensors."""
-_OF_A_STEP: Final = frozenset(
-    {
-        *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
-        *("synchronize", "all_reduce", "barrier", "record_stream"),
-    }
-)
-"""Methods that a training step needs after its backward pass."""
 _WAITS: Final = frozenset({"item", "to"})
 """Methods that wait for the GPU, often of an argument of a call that takes time itself: `log(loss.item())`."""
 _FLOATS: Final = frozenset({"float", "half", "bfloat16", "double", "to", "type", "type_as"})
@@ -77,8 +71,8 @@ _NOT_TOLD: Final = frozenset(
 _EXCUSED: Final = frozenset({"time.sleep", "gc.collect", "scipy.optimize.linear_sum_assignment"})
 """Functions that are no finding of a line: one sleeps on purpose, collections have a rule of their own, and a loss
 that assigns what is predicted to what is meant needs that."""
+_DEEPCOPY: Final = "copy.deepcopy"
 _ANOMALY: Final = frozenset({"set_detect_anomaly", "detect_anomaly"})
-_Loop = ast.For | ast.While | ast.AsyncFor
 T = TypeVar("T")
 
 
@@ -144,7 +138,7 @@ class SourceLines:
         return source.is_read and line not in source.foreign and line not in source.excused
 
     def is_excused(self, file: str, line: int) -> bool:
-        """Whether a line calls `time.sleep` or `gc.collect`."""
+        """Whether what a line calls is no finding: `time.sleep`, `gc.collect`, a copy of a model that is trained."""
         return line in self._source(file).excused
 
     def loops(self, file: str, line: int) -> tuple[range, ...]:
@@ -214,12 +208,13 @@ def _read(file: str, until_s: float) -> _Source:
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
     source.is_read = True
-    steps = _unless_too_deep(lambda: set(_steps(tree)), set[str]())
+    steps = _unless_too_deep(lambda: set(functions_that_step(tree)), set[str]())
 
     def makes_steps(loop: ast.AST) -> bool:
-        return any(_makes_step(call, steps) for call in calls_in(loop))
+        return any(makes_step(call, steps) for call in calls_in(loop))
 
-    _unless_too_deep(lambda: _read_statements(source, tree, steps), None)
+    _unless_too_deep(lambda: _read_statements(source, tree), None)
+    source.after_backward = _unless_too_deep(lambda: lines_after_backward(tree, steps), source.after_backward)
     source.loops = _unless_too_deep(lambda: loops_of(tree, makes_steps), source.loops)
     source.elements = _unless_too_deep(lambda: loops_over_elements(tree), source.elements)
     source.for_metrics = _unless_too_deep(lambda: passes_for_metrics(tree), source.for_metrics)
@@ -239,7 +234,7 @@ def _unless_too_deep(read: Callable[[], T], otherwise: T) -> T:
         return otherwise
 
 
-def _read_statements(source: _Source, tree: ast.Module, steps: Set[str]) -> None:
+def _read_statements(source: _Source, tree: ast.Module) -> None:
     everything = imported_names(tree)
     everything.update(generators_of(tree, everything))
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
@@ -255,8 +250,7 @@ def _read_statements(source: _Source, tree: ast.Module, steps: Set[str]) -> None
             source.one_hot.update(lines_of(node))
         if isinstance(node, ast.Call):
             _read_call(source, node, everything)
-        if isinstance(node, _Loop):
-            source.after_backward.update(_after_backward(node, steps))
+    source.excused.update(line for copied in _trained_copies(tree, everything) for line in lines_of(copied))
 
 
 def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> None:
@@ -271,6 +265,26 @@ def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> Non
         source.excused.update(lines_of(call))
     if last_name(call) in _ANOMALY and not _is_off(call):
         source.detects_anomaly = source.detects_anomaly or call.lineno
+
+
+def _trained_copies(tree: ast.Module, imported: dict[str, str]) -> Iterator[ast.stmt]:
+    """The statements that copy a model of which an optimizer, or `grad`, is given the parameters, as meta-learning and
+    simulated clients do: `SGD(clone.parameters())`."""
+    trained = {
+        name
+        for call in calls_in(tree)
+        if last_name(call)[:1].isupper() or last_name(call) == "grad"
+        for argument in call.args
+        for each in calls_in(argument)
+        if isinstance(each.func, ast.Attribute) and each.func.attr == "parameters" and (name := dotted(each.func.value))
+    }
+    for node in nodes_of(tree):
+        match node:
+            case ast.Assign(targets=[target], value=ast.Call() as call) if called_name(call, imported) == _DEEPCOPY:
+                if dotted(target) in trained:
+                    yield node
+            case _:
+                pass
 
 
 def _makes_one_hot(statement: ast.stmt) -> bool:
@@ -354,41 +368,6 @@ def _is_cheap(node: ast.AST) -> bool:
 
 def _converts(call: ast.Call, methods: Set[str]) -> bool:
     return not call.args and not call.keywords and _method(call) in methods
-
-
-def _steps(tree: ast.Module) -> Iterator[str]:
-    """How functions that call `backward` are called, but not one with a loop of its own: `train_step` makes a step,
-    `train_epoch` many. Methods count where they are called on `self`."""
-    methods = {each for node in nodes_of(tree) if isinstance(node, ast.ClassDef) for each in node.body}
-    for node in nodes_of(tree):
-        if isinstance(node, ast.FunctionDef) and _calls_backward(node):
-            loops = (each for each in nodes_of(node) if isinstance(each, _Loop))
-            if not any(_calls_backward(loop) for loop in loops):
-                yield f"self.{node.name}" if node in methods else node.name
-
-
-def _makes_step(call: ast.Call, steps: Set[str]) -> bool:
-    return _method(call) in BACKWARD or (bool(steps) and ast.unparse(call.func) in steps)
-
-
-def _calls_backward(node: ast.AST) -> bool:
-    return any(_method(call) in BACKWARD for call in calls_in(node))
-
-
-def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
-    """Lines of a loop below its last `backward`, or call of one of `steps`: those above may be a part of a loss."""
-    nodes = [each for statement in loop.body for each in nodes_of(statement)]
-    backward = max(
-        (node.end_lineno or node.lineno for node in nodes if isinstance(node, ast.Call) and _makes_step(node, steps)),
-        default=None,
-    )
-    if backward is None:
-        return
-    needed = {
-        line for node in nodes if isinstance(node, ast.Call) and _method(node) in _OF_A_STEP for line in lines_of(node)
-    }
-    last = max((node.end_lineno or 0 for node in loop.body), default=0)
-    yield from (line for line in range(backward + 1, last + 1) if line not in needed)
 
 
 def _is_off(call: ast.Call) -> bool:

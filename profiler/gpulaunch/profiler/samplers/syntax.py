@@ -39,6 +39,14 @@ def words_in(node: ast.AST) -> set[str]:
     return names_in(node) | {each.attr for each in nodes_of(node) if isinstance(each, ast.Attribute)}
 
 
+def dotted(node: ast.AST) -> str:
+    """`self.h`; empty: it is more than names."""
+    if isinstance(node, ast.Attribute):
+        whole = dotted(node.value)
+        return f"{whole}.{node.attr}" if whole else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def root_of(node: ast.AST) -> str:
     """The name of the object that something is a part, or a view, of: `mask` of `mask.data[0].view(-1)`; empty: it is
     none of a named object."""
