@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from healthy_node import MS, NO_PAUSES, STEPS, facts, rank, rules, site, window
-from rule_cases import sharded_rank
+from rule_cases import CASES, sharded_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.window import RankWindow
@@ -40,6 +40,17 @@ def test_several_reductions_in_a_step_may_be_needed(changes: dict[str, Any]) -> 
     reduces = {"gpu": None, "phases_ms": {"comm": 40.0}, "microsteps": 4 * STEPS, **changes}
 
     assert rules(window(rank(**reduces))) == []
+
+
+def test_the_passes_of_a_closure_are_no_accumulation() -> None:
+    ddp = {"modules": 1, "reductions_per_step": 4}
+    reduces = {"gpu": None, "phases_ms": {"comm": 40.0}, "microsteps": 4 * STEPS}
+
+    assert rules(window(rank(facts=facts(ddp=ddp), **reduces))) == ["reduced-in-accumulation"]
+    assert rules(window(rank(facts=facts(ddp=ddp, precision={"optimizer": "LBFGS"}), **reduces))) == []
+    small = CASES["small-collectives"].fault
+    closures = [replace(each, facts=facts(precision={"optimizer": "LBFGS"})) for each in small.ranks]
+    assert rules(replace(small, ranks=tuple(closures))) == []
 
 
 def test_communication_that_overlaps_takes_its_time_from_backward_where_all_cores_are_busy() -> None:

@@ -36,3 +36,5 @@ def test_double_precision_that_is_asked_for_is_left_alone() -> None:
     assert rules(window(rank(facts=facts(precision=meant)))) == []
     assert rules(window(rank(facts=facts(precision={**meant, "optimizer": "Adam"})))) == ["float64-parameters"]
     assert rules(window(rank(facts=facts(precision={**meant, "optimizer": "Adam", "autocast": "bfloat16"})))) == []
+    solves = facts(precision={**meant, "optimizer": "Adam"}, graph={"nodes": 90, "decomposes": True})
+    assert rules(window(rank(facts=solves))) == []

@@ -123,3 +123,12 @@ def test_every_rule_has_its_page(rule) -> None:
 
     assert f"\n## {rule.id}\n" in page
     assert all(words in page for words in (rule.problem, rule.evidence, rule.costs, rule.fix))
+
+
+def test_padding_that_the_program_cuts_off_is_not_told() -> None:
+    """The longest sequence that an embedding has looked up; 0: none has."""
+    (padded,) = CASES["padded-batches"].fault.ranks
+
+    for tokens, told in ((512, True), (0, True), (144, False)):
+        cut = replace(padded, facts={**padded.facts, "graph": {"tokens": tokens}})
+        assert ("padded-batches" in {each.rule for each in advise(window(cut))}) is told

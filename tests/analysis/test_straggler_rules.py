@@ -51,6 +51,22 @@ def cause_of(*ranks: RankWindow, **changes: Any) -> str:
     return str(cause)
 
 
+def test_ranks_that_work_in_turns_have_parts_of_one_model() -> None:
+    """Each waits for what the other computes; with a batch of its own, each would compute more."""
+    nothing = dict.fromkeys(HEALTHY_MS, 0.0)
+    stages = [
+        rank(number, gpu=None, facts={}, phases_ms={**nothing, "forward": own_ms, "comm": 100.0 - own_ms})
+        for number, own_ms in enumerate((25.0, 75.0))
+    ]
+    alike = [
+        rank(number, gpu=None, facts={}, phases_ms={**nothing, "forward": own_ms, "comm": 100.0 - own_ms})
+        for number, own_ms in enumerate((60.0, 95.0))
+    ]
+
+    assert list(straggler(window(*stages, gpus=()))) == []
+    assert [each.subject for each in straggler(window(*alike, gpus=()))] == ["rank 1"]
+
+
 # --- is it late ---------------------------------------------------------------------------------------------------
 
 

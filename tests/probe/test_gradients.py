@@ -12,7 +12,7 @@ from torch import nn
 
 from gpulaunch.profiler.probe import gradients
 from gpulaunch.profiler.probe.gradients import GradientUse
-from gpulaunch.profiler.probe.graph import graph_below
+from gpulaunch.profiler.probe.graph import contents_of, graph_below
 
 X = torch.randn(16, 8)
 
@@ -209,20 +209,55 @@ def test_a_pass_whose_optimizers_have_left_out_a_step_is_none_that_is_cleared() 
     assert told["cleared_share"] == 0.0
 
 
-def test_parameters_that_the_program_updates_itself_are_used() -> None:
+@pytest.mark.parametrize("by_data", [False, True])
+def test_parameters_that_the_program_updates_itself_are_used(by_data: bool) -> None:
+    """With `data`, that does not show in their versions."""
     by_hand, trained = mlp(), mlp()
     step = optimizer(trained)
 
     def loss() -> torch.Tensor:
         with torch.no_grad():
             for each in by_hand.parameters():
-                each.mul_(0.999)
+                (each.data if by_data else each).mul_(0.999)
         return trained(by_hand(X)).sum()
 
     told = fact(loss, step)
 
     assert told is not None
     assert told["unused_elements"] == 0
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "strided", "empty", "meta", "a subclass", "half"])
+def test_some_bytes_of_any_parameter(kind: str) -> None:
+    class Own(nn.Parameter):
+        pass
+
+    made = {
+        "contiguous": lambda: nn.Parameter(torch.arange(100.0)),
+        "strided": lambda: nn.Parameter(torch.arange(100.0).view(10, 10).t()),
+        "empty": lambda: nn.Parameter(torch.empty(0)),
+        "meta": lambda: nn.Parameter(torch.empty(3, device="meta")),
+        "a subclass": lambda: Own(torch.ones(3)),
+        "half": lambda: nn.Parameter(torch.ones(5, dtype=torch.bfloat16)),
+    }
+    sizes = {"contiguous": 9 * 4, "half": 5 * 2}
+
+    assert len(gradients.some_bytes(made[kind]())) == sizes.get(kind, 0)
+
+
+@pytest.mark.parametrize(
+    ("compute", "told"),
+    [
+        (lambda x: x.sum(), {"decomposes": False, "tokens": 0}),
+        (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(8)).sum(), {"decomposes": True, "tokens": 0}),
+        (lambda x: nn.functional.embedding(torch.arange(8).expand(3, 5, 8)[0], x).sum(), {"tokens": 8}),
+        (lambda x: nn.functional.embedding(torch.tensor(1), x).sum(), {"tokens": 0}),
+    ],
+)
+def test_what_a_graph_has_is_told(compute: Callable[[torch.Tensor], torch.Tensor], told: dict[str, Any]) -> None:
+    contents = contents_of(graph_below(torch, (compute(torch.randn(8, 8, requires_grad=True)),)))
+
+    assert contents | told == contents
 
 
 def test_nothing_is_told_where_optimizers_have_other_tensors() -> None:

@@ -111,7 +111,13 @@ def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
 
     assert seconds[:3] == [0, 3, 12]
     assert len(seconds) < 9
-    assert graph_fact() == {"nodes": round(9 + (PASSES + 1) / 2), "at_least": False, "repeated": 0.0}
+    assert graph_fact() == {
+        "nodes": round(9 + (PASSES + 1) / 2),
+        "at_least": False,
+        "repeated": 0.0,
+        "decomposes": False,
+        "tokens": 0,
+    }
 
 
 def test_after_the_last_pass_the_next_one_shows_what_became_of_its_gradients(
@@ -169,7 +175,7 @@ def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypat
         nodes.look()
         assert nodes.left == 0
 
-    assert graph_fact() == {"nodes": 5, "at_least": False, "repeated": 0.0}
+    assert graph_fact() == {"nodes": 5, "at_least": False, "repeated": 0.0, "decomposes": False, "tokens": 0}
 
 
 def test_nothing_of_a_graph_is_kept(account: Account) -> None:

@@ -180,6 +180,19 @@ def test_what_a_program_needs_is_not_repeated(steps: Steps, program: Callable[[S
     assert steps.repeats.share == 0.0
 
 
+def test_a_small_part_that_each_pass_needs_is_none(steps: Steps) -> None:
+    """A few filters of many operations, beside large batches."""
+    large = torch.randn(20_000, 64)
+    weight = torch.randn(64, 64, requires_grad=True)
+    for _ in range(4):
+        small = steps.model.losses()[0]
+        for _ in range(2):
+            steps.backward(small + (large @ weight).tanh().square().mean())
+        steps.step()
+
+    assert steps.repeats.share == 0.0
+
+
 def test_no_parameter_is_kept_after_a_pass(steps: Steps) -> None:
     steps.backward(steps.model.losses()[0])
     known = weakref.ref(next(steps.model.parameters()))

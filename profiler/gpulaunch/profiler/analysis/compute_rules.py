@@ -29,6 +29,8 @@ def padded_batches(window: Window) -> Iterator[Loss]:
         model_s = _model_s(window, rank)
         if model_s is None or not PADDED.value <= unneeded <= 1.0 or rank.compiled:
             continue
+        if 0.0 < (number(section(rank.facts, "graph"), "tokens") or 0.0) < width:
+            continue  # the program cuts the batch before the model has it
         yield from _lost(
             rank,
             unneeded * model_s,

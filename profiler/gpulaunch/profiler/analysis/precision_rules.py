@@ -60,6 +60,8 @@ def float64_parameters(window: Window) -> Iterator[Loss]:
             continue
         if text(precision, "default") != "float32" or text(precision, "optimizer") == "LBFGS":
             continue  # it is meant
+        if section(rank.facts, "graph").get("decomposes") is True:
+            continue  # a matrix that 32 bits may take for singular
         computes_s = sum(map(rank.phase_s, _MODEL))
         seconds = DOUBLE_GAIN.value * computes_s
         if seconds >= LOST.value * rank.step_s:

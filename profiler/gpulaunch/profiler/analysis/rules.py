@@ -217,8 +217,8 @@ RULES: Final = (
         "effect.",
         fix="`torch.as_tensor(array, dtype=torch.float32)` for data from NumPy, which is float64 there by default; no "
         "`model.double()`.",
-        suppressed="`torch.set_default_dtype(torch.float64)` was called, or the optimizer is `LBFGS`: both are signs "
-        "that the precision is needed.",
+        suppressed="`torch.set_default_dtype(torch.float64)` was called, an optimizer is `LBFGS`, or the model "
+        "factorises matrices: signs that the precision is needed.",
         limits=(thresholds.LOST, thresholds.DOUBLE_GAIN),
     ),
     Rule(
@@ -233,7 +233,8 @@ RULES: Final = (
         '(`DataCollatorWithPadding`), not `padding="max_length"`. `group_by_length` makes batches of '
         "similar lengths.",
         suppressed="`torch.compile` is used, which wants constant shapes; the mask is on the GPU already, or is not "
-        "named so; or the utilisation of the GPU is not known.",
+        "named so; embeddings look up shorter sequences, as the program cuts its batches; or the utilisation of the "
+        "GPU is not known.",
         limits=(thresholds.PADDED, thresholds.LOST),
     ),
     Rule(
@@ -274,7 +275,8 @@ RULES: Final = (
         fix="Add the losses up, and call `backward` once, unless you need the gradients of each loss by themselves. If "
         "the state of a recurrent network leads to earlier windows, `hidden = hidden.detach()`.",
         suppressed="The gradients are set to zero or taken away between the passes, or parameters are frozen for one "
-        "of them; the gradients are computed with `create_graph=True`; the graph has 4,096 nodes or more; "
+        "of them; what is gone through again is less than half of a pass, as what makes the weights of a layer; the "
+        "gradients are computed with `create_graph=True`; the graph has 4,096 nodes or more; "
         "or the utilisation of the GPU is not known.",
         limits=(thresholds.LOST,),
     ),
@@ -353,11 +355,11 @@ RULES: Final = (
         fix="Depends on the cause.",
         suppressed="The other ranks do not wait for it; or a line that only this rank has takes most of its excess: "
         "that line is then the finding; or it is late because of its data wait, and they wait for their batches "
-        "equally long, or their workers are equally slow: data loading is then the cause on all ranks. Ranks on other "
-        "nodes are not compared.",
+        "equally long, or their workers are equally slow: data loading is then the cause on all ranks; or the ranks "
+        "have parts of one model, and work in turns. Ranks on other nodes are not compared.",
         limits=(
             *(thresholds.LOST, thresholds.STRAGGLES_S, thresholds.SUPPLY_DIFFERS),
-            *(thresholds.THROTTLED, thresholds.SLOW_WINDOW_STEPS),
+            *(thresholds.THROTTLED, thresholds.SLOW_WINDOW_STEPS, thresholds.IN_TURNS),
         ),
     ),
     Rule(
@@ -392,7 +394,8 @@ RULES: Final = (
         costs="The time in them on the rank that waits least, without the first one of each step: that one waits for "
         "late ranks, which a single call would, too.",
         fix="`torch.stack` the numbers and reduce them once; for a log, every N steps.",
-        suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP).",
+        suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP); or the optimizer is "
+        "`LBFGS`, whose passes need each other.",
         limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
     ),
     Rule(
@@ -424,7 +427,8 @@ RULES: Final = (
         fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
         "Accelerate, `accelerator.accumulate(model)`; with FSDP2, `model.set_requires_gradient_sync(False)`.",
         suppressed="There are several modules of DistributedDataParallel, or several optimizers, which may have a "
-        "backward pass each; or FSDP trains on a GPU, where its collectives are not on the training thread.",
+        "backward pass each; the optimizer is `LBFGS`, whose passes need each other; or FSDP trains on a GPU, where "
+        "its collectives are not on the training thread.",
         limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
     ),
     Rule(

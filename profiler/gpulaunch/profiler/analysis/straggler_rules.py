@@ -16,11 +16,13 @@ from statistics import fmean
 from typing import Final
 
 from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of
+from gpulaunch.profiler.analysis.facts import section
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss
 from gpulaunch.profiler.analysis.loader_model import LoaderModel
 from gpulaunch.profiler.analysis.machine_rules import throttled_share
 from gpulaunch.profiler.analysis.stats import median_high, median_low
 from gpulaunch.profiler.analysis.thresholds import (
+    IN_TURNS,
     LOST,
     SLOW_WINDOW_STEPS,
     STRAGGLES_S,
@@ -93,12 +95,21 @@ _GPU: Final = _Clock(name="gpu_", own=("forward", "optimizer"), waiting=("backwa
 
 def straggler(window: Window) -> Iterator[Loss]:
     """A rank that the other ranks wait for at every step, and why it is late."""
-    if len(window.ranks) < 2:
+    if len(window.ranks) < 2 or _work_in_turns(window):
         return
     late = list(_late(window, _PROGRAM))
     if not late and all(rank.gpu_time and rank.gpu_time.steps >= SLOW_WINDOW_STEPS.value for rank in window.ranks):
         late = list(_late(window, _GPU))
     yield from late
+
+
+def _work_in_turns(window: Window) -> bool:
+    """Whether the ranks have parts of one model, and each waits until the one before is ready: what one does longer,
+    another one does shorter. Ranks with a batch each work at the same time."""
+    if any(rank.gpu is not None or section(rank.facts, "ddp") or section(rank.facts, "fsdp") for rank in window.ranks):
+        return False  # what a program waits for is not what its GPU does
+    at_work_s = sum(rank.step_s - rank.phase_s("comm") - rank.phase_s("sync") for rank in window.ranks)
+    return at_work_s <= IN_TURNS.value * max(rank.step_s for rank in window.ranks)
 
 
 def _late(window: Window, clock: _Clock) -> Iterator[Loss]:

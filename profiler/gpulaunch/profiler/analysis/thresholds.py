@@ -304,6 +304,13 @@ SHM_FULL: Final = Limit(name="shared memory used", value=0.80, unit="share", why
 STRAGGLES_S: Final = Limit(
     name="behind the others", value=0.001, unit="s", why="scheduling alone separates ranks on one machine by this much"
 )
+IN_TURNS: Final = Limit(
+    name="ranks that work in turns",
+    value=1.1,
+    unit="steps",
+    why="two stages of a model that wait for each other worked for 1.0 steps together; ranks with a batch each for 1.4 "
+    "and more",
+)
 VALIDATES: Final = Limit(
     name="validation",
     value=0.25,

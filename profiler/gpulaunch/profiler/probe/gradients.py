@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
+from ctypes import string_at
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -47,7 +48,9 @@ _MOST_NODES: Final = 1024
 _FEWEST_OF_MODEL: Final = 3
 """Parameters that lead to one node. Fewer are one layer, whose weight may be normalised before it is used: a spectral
 norm has one, a weight norm two."""
-_EMBEDDING: Final = "EmbeddingBackward0"
+_SOME: Final = 8
+"""Values of a parameter that are compared with those some seconds before."""
+EMBEDDING: Final = "EmbeddingBackward0"
 
 Graph = Mapping[Any, Sequence[Any]]
 """The nodes below each node of a graph of torch.autograd."""
@@ -77,15 +80,15 @@ class _OfOptimizer:
 class GradientUse:
     """What becomes of the gradients of one rank; only its training thread calls it."""
 
-    __slots__ = ("_computed", "_of_optimizers", "_parameter", "_passes", "_versions", "_versions_before")
+    __slots__ = ("_computed", "_known", "_known_before", "_of_optimizers", "_parameter", "_passes")
 
     def __init__(self, torch: Any) -> None:
         self._parameter: type[Any] = torch.nn.Parameter
         self._passes: list[tuple[int, int, float, float]] = []
         self._computed = 0.0  # the elements of the operations of all passes
         self._of_optimizers: list[_OfOptimizer] = []
-        self._versions_before: dict[int, int] = {}
-        self._versions: dict[int, int] = {}
+        self._known_before: dict[int, tuple[int, bytes]] = {}
+        self._known: dict[int, tuple[int, bytes]] = {}
 
     def begin(self) -> None:
         """The passes that are read from here on are a row, seconds after the row before."""
@@ -93,7 +96,7 @@ class GradientUse:
         self._computed = 0.0
         self._of_optimizers.clear()
         stepped.clear()
-        self._versions_before, self._versions = self._versions, {}
+        self._known_before, self._known = self._known, {}
 
     def add(self, graph: Graph) -> None:
         """Read a graph, the whole of it."""
@@ -119,7 +122,7 @@ class GradientUse:
             count = int(variable.numel())
             elements += count
             operations = _operations(node, graph, above)
-            if all(_name(each) == _EMBEDDING for each in operations):
+            if all(name_of(each) == EMBEDDING for each in operations):
                 untouched += count * _untouched_share(operations) if node not in unused else 0.0
                 unused_elements += count if node in unused else 0
                 continue
@@ -179,9 +182,19 @@ class GradientUse:
         """Whether a parameter that no optimizer has is unchanged since the row before."""
         if not isinstance(variable, self._parameter):
             return False
-        version = int(variable._version)
-        self._versions[id(variable)] = version
-        return self._versions_before.get(id(variable)) == version
+        known = self._known[id(variable)] = int(variable._version), some_bytes(variable)
+        return self._known_before.get(id(variable)) == known
+
+
+def some_bytes(parameter: Any) -> bytes:
+    """A few of the values of a parameter on the CPU: `parameter.data.add_()` does not show in its version. Of another
+    none, as a GPU would have to be waited for. No operation of torch's, which a mode of the program would see."""
+    if type(parameter).__name__ != "Parameter" or parameter.device.type != "cpu" or not parameter.is_contiguous():
+        return b""
+    begin, elements, size = int(parameter.data_ptr()), int(parameter.numel()), int(parameter.element_size())
+    if not begin:
+        return b""
+    return b"".join(string_at(begin + at * size, size) for at in range(0, elements, max(1, elements // _SOME)))
 
 
 def parameters_of_optimizers() -> Iterator[tuple[Any, Sequence[Any]]]:
@@ -224,7 +237,8 @@ def _variable(node: Any) -> Any:
     return getattr(node, "variable", None)
 
 
-def _name(node: Any) -> str:
+def name_of(node: Any) -> str:
+    """Of an operation: `MulBackward0`."""
     name: Any = getattr(node, "name", None)
     return str(name()) if callable(name) else ""
 
@@ -267,7 +281,7 @@ def _model_of_its_own(
 def _operations(leaf: Any, graph: Graph, above: Mapping[Any, Sequence[Any]]) -> Sequence[Any]:
     """The nodes that compute with a parameter: above it, beyond what only transposes or casts it."""
     node = leaf
-    while len(over := above.get(node, ())) == 1 and len(graph[over[0]]) == 1 and _name(over[0]) != _EMBEDDING:
+    while len(over := above.get(node, ())) == 1 and len(graph[over[0]]) == 1 and name_of(over[0]) != EMBEDDING:
         node = over[0]
     return over
 

@@ -13,13 +13,13 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import thread_time_ns
 from typing import Any, Final
 
 from gpulaunch.profiler.probe.account import Account
 from gpulaunch.profiler.probe.facts import set_fact
-from gpulaunch.profiler.probe.gradients import GradientUse
+from gpulaunch.profiler.probe.gradients import EMBEDDING, GradientUse, name_of
 from gpulaunch.profiler.probe.repeats import Repeats
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
@@ -33,6 +33,8 @@ MOST_NODES: Final = 4096
 """No more are counted."""
 LONG_NS: Final = 10_000_000
 """Of the thread's own time: a graph that takes so long is the last that is counted in the run."""
+_DECOMPOSES: Final = ("Linalg", "Cholesky", "TriangularSolve")
+"""Operations of torch, by their names in a graph."""
 FIRST_STEP: Final = 20
 """The steps before that are not typical."""
 _PAUSE_S: Final = 2
@@ -46,6 +48,7 @@ class GraphNodes:
 
     __slots__ = (
         "_account",
+        "_contents",
         "_counted",
         "_failed",
         "_is_long",
@@ -66,6 +69,7 @@ class GraphNodes:
         self._repeats = Repeats()
         self._keeps = False
         self._counted: list[int] = []
+        self._contents: dict[str, Any] = {}
         self._pause_s = _PAUSE_S
         self._seconds = 0
         self._failed = ""
@@ -114,6 +118,7 @@ class GraphNodes:
                 if nodes < MOST_NODES:
                     self._use.add(graph)
                     self._repeats.add(graph, keeps=keeps, step=self._account.optimized)
+                    self._contents = contents_of(graph)
             del graph
         except Exception as error:
             if raised_by_program(error):
@@ -132,7 +137,8 @@ class GraphNodes:
         if not self.left:
             mean = round(sum(self._counted) / len(self._counted))
             at_least = max(self._counted) >= MOST_NODES
-            set_fact("graph", {"nodes": mean, "at_least": at_least, "repeated": self._repeats.share})
+            told = {"nodes": mean, "at_least": at_least, "repeated": self._repeats.share, **self._contents}
+            set_fact("graph", told)
             set_fact("gradients", self._use.fact())
             if self._use.is_pending:
                 self._is_over, self.left = True, 1
@@ -146,6 +152,21 @@ class GraphNodes:
             if raised_by_program(error):
                 raise
             self._failed, self.left = repr(error), 0
+
+
+def contents_of(graph: Iterable[Any]) -> dict[str, Any]:
+    """What is told of the operations of a graph:
+
+    decomposes   it factorises matrices, or solves with them
+    tokens       the longest sequence that an embedding has looked up; 0: none has
+    """
+    decomposes, tokens = False, 0
+    for node in graph:
+        name = name_of(node)
+        decomposes = decomposes or name.startswith(_DECOMPOSES)
+        if name == EMBEDDING:
+            tokens = max(tokens, *(int(size) for size in node._input_metadata[0].shape[-2:-1]), 0)
+    return {"decomposes": decomposes, "tokens": tokens}
 
 
 def graph_below(torch: Any, outputs: Sequence[Any], most: int = MOST_NODES) -> dict[Any, tuple[Any, ...]]:

@@ -9,7 +9,6 @@ import atexit
 import functools
 import importlib
 import os
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.probe import facts
-from gpulaunch.profiler.probe.gradients import SHARDED, optimizers
+from gpulaunch.profiler.probe.gradients import SHARDED, optimizers, parameters_of_optimizers
 from gpulaunch.profiler.probe.loaders import tap_init
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
@@ -63,7 +62,7 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
     places = (
         (loader, "__init__", tap_init(torch, probe.loader.loaders, failed, make_loader)),
         (parallel, "__init__", tap_parallel(torch, failed, _own(parallel, "__init__"))),
-        (optimizer, "__init__", tap_optimizer(probe, torch, program, _own(optimizer, "__init__"))),
+        (optimizer, "__init__", tap_optimizer(probe, torch, _own(optimizer, "__init__"))),
         (autocast, "__enter__", tap_autocast(torch, program, _own(autocast, "__enter__"))),
     )
     exclude_from_compile(torch, *(tap for _, _, tap in places))
@@ -107,7 +106,6 @@ class Program:
         self._device_index = -1
         self._parameters: tuple[str | None, bool] = (None, False)
         self._optimizer_name: str | None = None
-        self.optimizer: Callable[[], Any] | None = None
         """The newest one, as long as it exists."""
         self.autocast: str | None = None
         """The dtype that was last computed in by autocast."""
@@ -137,19 +135,22 @@ class Program:
         }
 
     def _look_at_parameters(self) -> None:
-        """Note the optimizer, the dtype of most of its parameters, and whether they are parts of larger ones."""
-        optimizer = self.optimizer() if self.optimizer is not None else None
-        groups = getattr(optimizer, "param_groups", ())
-        elements: Counter[str] = Counter()
+        """Note the dtype of most parameters of all optimizers, whether they are parts of larger ones, and which
+        optimizer has most of them; LBFGS if it is among them."""
+        dtypes, optimizers_by_name = Counter[str](), Counter[str]()
         sharded = False
         # No `__torch_function__` must observe this; that of a parameter of a lazy module would raise.
         with self._torch._C.DisableTorchFunction():
-            for parameter in islice((each for group in groups for each in group["params"]), _LOOK_AT):
-                elements[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+            owned = ((optimizer, each) for optimizer, parameters in parameters_of_optimizers() for each in parameters)
+            for optimizer, parameter in islice(owned, _LOOK_AT):
+                elements = int(parameter.numel())
+                dtypes[str(parameter.dtype).removeprefix("torch.")] += elements
+                optimizers_by_name[type(optimizer).__name__] += elements
                 sharded = sharded or type(parameter).__name__ in SHARDED
-        if elements:  # else the previous value stays: the optimizer no longer exists
-            self._parameters = max(elements, key=lambda dtype: elements[dtype]), sharded
-            self._optimizer_name = type(optimizer).__name__
+        if dtypes:  # else the previous value stays: the optimizers no longer exist
+            self._parameters = dtypes.most_common(1)[0][0], sharded
+            name = optimizers_by_name.most_common(1)[0][0]
+            self._optimizer_name = "LBFGS" if "LBFGS" in optimizers_by_name else name
 
     def _look_at_device(self) -> None:
         cuda = self._torch.cuda
@@ -197,7 +198,7 @@ def tap_parallel(torch: Any, failed: Callable[[str], None], original: Any) -> Ca
     return tapped_init
 
 
-def tap_optimizer(probe: Probe, torch: Any, program: Program, original: Any) -> Callable[..., None]:
+def tap_optimizer(probe: Probe, torch: Any, original: Any) -> Callable[..., None]:
     """`Optimizer.__init__`: its parameters are the model's, and have a dtype; and steps will end with it."""
     is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -205,7 +206,6 @@ def tap_optimizer(probe: Probe, torch: Any, program: Program, original: Any) -> 
     def tapped_init(self: Any, *args: Any, **kwargs: Any) -> None:
         if not is_compiling():
             with suppress(TypeError):  # a subclass may have slots and no weak references
-                program.optimizer = weakref.ref(self)
                 optimizers.add(self)
             probe.optimizer_made(id(self))
         original(self, *args, **kwargs)

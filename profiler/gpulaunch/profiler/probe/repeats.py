@@ -9,11 +9,15 @@ counted. Nor is what goes through parameters that are frozen for one of the pass
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
 _MARK: Final = "gpulaunch"
 """In the metadata of the nodes of a kept graph: which passes have gone through it. It goes with the node."""
 
+_ELEMENTS_OF_CALL: Final = 24_000
+"""That take as long as a node itself: it took 3.0 us, and 0.12 ns for each element where it multiplies by a number.
+Operations that compute more for each, as layers do, weigh less than they should."""
 _Gradient = tuple[int, int, int]
 """Of a gradient its `id`, its memory and its version: they change if anything but a pass changes it."""
 
@@ -24,17 +28,17 @@ class Repeats:
     Only steps of the optimizer count whose passes were all read.
     """
 
-    __slots__ = ("_again", "_gradients", "_is_whole", "_leaves", "_mark", "_nodes", "_of_step", "_step")
+    __slots__ = ("_again", "_cost", "_gradients", "_is_whole", "_later", "_leaves", "_mark", "_of_step", "_step")
 
     def __init__(self) -> None:
-        self._nodes = 0
-        self._again = 0
+        self._cost = self._later = self._again = 0.0
         self._mark = 0
         self._gradients: dict[int, _Gradient] = {}
         self._leaves: list[Any] = []
         self._step: int | None = None
         self._is_whole = False
-        self._of_step = [0, 0]  # nodes of its passes so far, and those that an earlier one had gone through
+        # Of its passes so far, of those that went through something again, and of that.
+        self._of_step = [0.0, 0.0, 0.0]
 
     def begin(self) -> None:
         """The next pass is the first that is read in a row."""
@@ -51,9 +55,10 @@ class Repeats:
         """
         if step != self._step:
             if self._is_whole:
-                self._nodes += self._of_step[0]
-                self._again += self._of_step[1]
-            self._is_whole, self._step, self._of_step = self._step is not None, step, [0, 0]
+                self._cost += self._of_step[0]
+                self._later += self._of_step[1]
+                self._again += self._of_step[2]
+            self._is_whole, self._step, self._of_step = self._step is not None, step, [0.0, 0.0, 0.0]
             self._forget()
         variables = (getattr(node, "variable", None) for node, below in graph.items() if not below)
         leaves = [each for each in variables if each is not None]
@@ -61,9 +66,12 @@ class Repeats:
         is_sure = all(each.requires_grad for each in leaves)
         if not is_sure or not self._accumulates(leaves):
             self._forget()
-        self._of_step[0] += len(operations)
+        costs = sum(map(_cost_of, operations))
+        self._of_step[0] += costs
         if self._gradients:
-            self._of_step[1] += sum(_metadata(each).get(_MARK) == self._mark for each in operations)
+            again = [each for each in operations if _metadata(each).get(_MARK) == self._mark]
+            self._of_step[1] += costs if again else 0.0
+            self._of_step[2] += sum(map(_cost_of, again))
         if keeps and is_sure:
             for each in operations:
                 _metadata(each)[_MARK] = self._mark
@@ -78,8 +86,10 @@ class Repeats:
 
     @property
     def share(self) -> float:
-        """Of the nodes that all these passes went through, those that an earlier one of their step had gone through."""
-        return round(self._again / self._nodes, 3) if self._nodes else 0.0
+        """Of what all these passes went through, what an earlier one of their step had gone through: by the number of
+        nodes, and of the elements that they compute. 0 if it is not most of the later passes: then it may be a few
+        small operations, such as those that make the weights of a layer."""
+        return round(self._again / self._cost, 3) if 2 * self._again > self._later else 0.0
 
     def _forget(self) -> None:
         self._mark += 1  # what has another one is not known any more
@@ -94,6 +104,12 @@ class Repeats:
         smallest = min(known, key=lambda each: int(each.numel())).grad
         # `gradient.data.zero_()` shows only in the values. Those of a GPU would have to be waited for.
         return smallest.device.type != "cpu" or bool(smallest.any())
+
+
+def _cost_of(node: Any) -> float:
+    """Of a node, in calls: one, and as many as the elements of its output take."""
+    outputs: Any = getattr(node, "_input_metadata", ())  # what is put into it in backward
+    return 1.0 + float(sum(prod(each.shape) for each in outputs)) / _ELEMENTS_OF_CALL
 
 
 def _metadata(node: Any) -> dict[Any, Any]:
