@@ -227,12 +227,16 @@ def test_parameters_that_the_program_updates_itself_are_used(by_data: bool) -> N
     assert told["unused_elements"] == 0
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "strided", "empty", "meta", "a subclass", "half"])
+@pytest.mark.parametrize("kind", ["contiguous", "strided", "empty", "meta", "a subclass", "half", "freed", "a part"])
 def test_some_bytes_of_any_parameter(kind: str) -> None:
     class Own(nn.Parameter):
         pass
 
+    freed = torch.arange(100.0)[50:]
+    freed.untyped_storage().resize_(0)
     made = {
+        "freed": lambda: nn.Parameter(freed),
+        "a part": lambda: nn.Parameter(torch.arange(100.0)[98:]),
         "contiguous": lambda: nn.Parameter(torch.arange(100.0)),
         "strided": lambda: nn.Parameter(torch.arange(100.0).view(10, 10).t()),
         "empty": lambda: nn.Parameter(torch.empty(0)),
@@ -240,7 +244,7 @@ def test_some_bytes_of_any_parameter(kind: str) -> None:
         "a subclass": lambda: Own(torch.ones(3)),
         "half": lambda: nn.Parameter(torch.ones(5, dtype=torch.bfloat16)),
     }
-    sizes = {"contiguous": 9 * 4, "half": 5 * 2}
+    sizes = {"contiguous": 9 * 4, "half": 5 * 2, "a part": 2 * 4}
 
     assert len(gradients.some_bytes(made[kind]())) == sizes.get(kind, 0)
 

@@ -191,10 +191,12 @@ def some_bytes(parameter: Any) -> bytes:
     none, as a GPU would have to be waited for. No operation of torch's, which a mode of the program would see."""
     if type(parameter).__name__ != "Parameter" or parameter.device.type != "cpu" or not parameter.is_contiguous():
         return b""
-    begin, elements, size = int(parameter.data_ptr()), int(parameter.numel()), int(parameter.element_size())
-    if not begin:
-        return b""
-    return b"".join(string_at(begin + at * size, size) for at in range(0, elements, max(1, elements // _SOME)))
+    storage, elements, size = parameter.untyped_storage(), int(parameter.numel()), int(parameter.element_size())
+    begin = size * int(parameter.storage_offset())
+    if storage.nbytes() < begin + size * elements:
+        return b""  # given back, as by what keeps parameters elsewhere meanwhile
+    first = int(storage.data_ptr()) + begin
+    return b"".join(string_at(first + at * size, size) for at in range(0, elements, max(1, elements // _SOME)))
 
 
 def parameters_of_optimizers() -> Iterator[tuple[Any, Sequence[Any]]]:
