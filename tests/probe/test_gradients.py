@@ -255,6 +255,7 @@ def test_some_bytes_of_any_parameter(kind: str) -> None:
         (lambda x: x.sum(), {"decomposes": False, "tokens": 0}),
         (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(8)).sum(), {"decomposes": True, "tokens": 0}),
         (lambda x: nn.functional.embedding(torch.arange(8).expand(3, 5, 8)[0], x).sum(), {"tokens": 8}),
+        (lambda x: nn.functional.embedding(torch.arange(8), x).sum(), {"tokens": 0}),
         (lambda x: nn.functional.embedding(torch.tensor(1), x).sum(), {"tokens": 0}),
     ],
 )

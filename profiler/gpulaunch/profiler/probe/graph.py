@@ -158,14 +158,15 @@ def contents_of(graph: Iterable[Any]) -> dict[str, Any]:
     """What is told of the operations of a graph:
 
     decomposes   it factorises matrices, or solves with them
-    tokens       the longest sequence that an embedding has looked up; 0: none has
+    tokens       the longest sequence that an embedding has looked up for each sample; 0: none has
     """
     decomposes, tokens = False, 0
     for node in graph:
         name = name_of(node)
         decomposes = decomposes or name.startswith(_DECOMPOSES)
         if name == EMBEDDING:
-            tokens = max(tokens, *(int(size) for size in node._input_metadata[0].shape[-2:-1]), 0)
+            shape = node._input_metadata[0].shape  # samples, tokens, and what is looked up
+            tokens = max(tokens, int(shape[-2]) if len(shape) > 2 else 0)
     return {"decomposes": decomposes, "tokens": tokens}
 
 
