@@ -95,17 +95,25 @@ def test_a_call_is_said_before_it_waits(probe: Probe) -> None:
     assert (words[CALL], words[counter]) == (returned, 1)
 
 
+def calls_of(
+    module: str, probe: Probe, monkeypatch: pytest.MonkeyPatch, *, parameters: list[Any]
+) -> tuple[collectives.Calls, dict[str, Any]]:
+    """The names of a module that gathers and reduces, and what counts that; an optimizer has the parameters."""
+    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
+    monkeypatch.setattr(gradients, "optimizers", [SimpleNamespace(param_groups=[{"params": parameters}])])
+    calls = collectives.Calls(probe, no_words())
+    library: dict[str, Any] = {"__name__": module}
+    for kind in ("all_gather", "reduce_scatter"):
+        library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda *output: None)
+    return calls, library
+
+
 @pytest.mark.parametrize(("module", "edges", "reductions"), [(FSDP, 4, 4.0), (FSDP, 1, 1.0), ("megatron", 4, None)])
 def test_what_fsdp_calls_is_told_in_ratios(
     probe: Probe, monkeypatch: pytest.MonkeyPatch, module: str, edges: int, reductions: float | None
 ) -> None:
     """Four backward passes for each step of the optimizer, with reductions in so many of them."""
-    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
-    monkeypatch.setattr(gradients, "optimizers", [SimpleNamespace(param_groups=[{"params": [0, 0, 0]}])])
-    calls = collectives.Calls(probe, no_words())
-    library: dict[str, Any] = {"__name__": module}
-    for kind in ("all_gather", "reduce_scatter"):
-        library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda *output: None)
+    calls, library = calls_of(module, probe, monkeypatch, parameters=[0, 0, 0])
     library["unit"] = SimpleNamespace(nbytes=512)
     exec("def backward():\n  all_gather(unit)\n  reduce_scatter()", library)
     for backward in range(4):
@@ -132,12 +140,7 @@ def test_fsdp1_gathers_into_a_list_and_has_one_parameter_for_a_unit(
 ) -> None:
     """On a CPU; of how many parameters that is made is not known."""
     flat = type("FlatParameter", (), {})()
-    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
-    monkeypatch.setattr(gradients, "optimizers", [SimpleNamespace(param_groups=[{"params": [flat, flat]}])])
-    calls = collectives.Calls(probe, no_words())
-    library: dict[str, Any] = {"__name__": "torch.distributed.fsdp._flat_param"}
-    for kind in ("all_gather", "reduce_scatter"):
-        library[kind] = collectives.tap_collective(probe, TORCH, calls, kind, lambda *output: None)
+    calls, library = calls_of("torch.distributed.fsdp._flat_param", probe, monkeypatch, parameters=[flat, flat])
     library["shard"] = SimpleNamespace(nbytes=500)
     exec("def backward():\n  all_gather([shard] * 4, shard)\n  reduce_scatter()", library)
     library["backward"]()

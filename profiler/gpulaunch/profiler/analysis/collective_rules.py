@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section, text
+from gpulaunch.profiler.analysis.facts import number, section, steps_by_closure
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.thresholds import (
     BUSY,
@@ -30,7 +30,7 @@ def small_collectives(window: Window) -> Iterator[Loss]:
     waited = [seconds for seconds, _, _ in waits.values() if seconds]
     for rank in window.ranks:
         seconds, calls, site = waits[rank.rank]
-        if calls < SMALL_COLLECTIVES.value or _has_closure(rank):
+        if calls < SMALL_COLLECTIVES.value or steps_by_closure(rank):
             continue
         lost_s = min(waited, default=0.0)
         if lost_s >= LOST_MEASURED.value * rank.step_s:
@@ -48,11 +48,6 @@ def small_collectives(window: Window) -> Iterator[Loss]:
                 "steps. Each call waits for all ranks, however little it transfers.",
                 place=place_of(site),
             )
-
-
-def _has_closure(rank: RankWindow) -> bool:
-    """Whether its optimizer makes several passes in a step, each of which depends on the one before."""
-    return text(section(rank.facts, "precision"), "optimizer") == "LBFGS"
 
 
 def _small(rank: RankWindow) -> tuple[float, float, str]:
@@ -78,7 +73,7 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
         reductions = min(told, rank.microsteps / max(1, rank.steps))
         if number(ddp, "modules") != 1 or reductions < REDUCTIONS.value:
             continue  # of several modules, each may have a backward pass of its own
-        if _has_closure(rank):
+        if steps_by_closure(rank):
             continue
         overlap_s = 0.0
         if rank.gpu is None:

@@ -31,6 +31,11 @@ def text(facts: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def steps_by_closure(rank: RankWindow) -> bool:
+    """Return whether an optimizer makes several passes in a step, each of which depends on the one before: LBFGS."""
+    return text(section(rank.facts, "precision"), "optimizer") == "LBFGS"
+
+
 def loader_of(rank: RankWindow) -> Mapping[str, Any]:
     """Return what is known of the construction of the loader that this rank trains from.
 

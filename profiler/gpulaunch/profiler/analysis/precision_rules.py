@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import section, text
+from gpulaunch.profiler.analysis.facts import section, steps_by_closure, text
 from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss
 from gpulaunch.profiler.analysis.thresholds import DOUBLE_GAIN, GEMM_BUSY, LOST, PIPE_IDLE
 from gpulaunch.profiler.analysis.window import RankWindow, Window
@@ -58,7 +58,7 @@ def float64_parameters(window: Window) -> Iterator[Loss]:
         precision = section(rank.facts, "precision")
         if text(precision, "parameters") != "float64" or precision.get("autocast") is not False:
             continue
-        if text(precision, "default") != "float32" or text(precision, "optimizer") == "LBFGS":
+        if text(precision, "default") != "float32" or steps_by_closure(rank):
             continue  # it is meant
         if section(rank.facts, "graph").get("decomposes") is True:
             continue  # a matrix that 32 bits may take for singular

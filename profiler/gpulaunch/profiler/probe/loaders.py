@@ -86,11 +86,11 @@ class Loaders:
         where: str = kind["site"]
         self._epochs[where] += trains
         if trains and kind["num_workers"] and "changes" not in kind:
-            state = state_of(iterator._dataset)
-            if self._states.setdefault(where, state) != state and self._states[where][0] == state[0]:
+            before, now = self._states.get(where), state_of(iterator._dataset)
+            if before is not None and before != now and before[0] == now[0]:
                 kind["changes"] = True
                 self._tell()
-            self._states[where] = state
+            self._states[where] = now
         if trains and kind["made_anew"] != (made_anew := self._is_made_anew(where)):
             kind["made_anew"] = made_anew
             self._tell()

@@ -106,7 +106,6 @@ class Program:
         self._device_index = -1
         self._parameters: tuple[str | None, bool] = (None, False)
         self._optimizer_name: str | None = None
-        """The newest one, as long as it exists."""
         self.autocast: str | None = None
         """The dtype that was last computed in by autocast."""
 

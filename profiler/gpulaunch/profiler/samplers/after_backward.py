@@ -10,10 +10,10 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of
+from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, method_name
 from gpulaunch.profiler.samplers.syntax import dotted, nodes_of
 
-Loop = ast.For | ast.While | ast.AsyncFor
+_Loop = ast.For | ast.While | ast.AsyncFor
 
 _OF_A_STEP: Final = frozenset(
     {
@@ -30,14 +30,14 @@ def functions_that_step(tree: ast.Module) -> Iterator[str]:
     methods = {each for node in nodes_of(tree) if isinstance(node, ast.ClassDef) for each in node.body}
     for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef) and _calls_backward(node):
-            loops = (each for each in nodes_of(node) if isinstance(each, Loop))
+            loops = (each for each in nodes_of(node) if isinstance(each, _Loop))
             if not any(_calls_backward(loop) for loop in loops):
                 yield f"self.{node.name}" if node in methods else node.name
 
 
 def makes_step(call: ast.Call, steps: Set[str]) -> bool:
     """Whether a call is a backward pass, or one of `steps`, of `functions_that_step`."""
-    return _method(call) in BACKWARD or (bool(steps) and ast.unparse(call.func) in steps)
+    return method_name(call) in BACKWARD or (bool(steps) and ast.unparse(call.func) in steps)
 
 
 def lines_after_backward(tree: ast.Module, steps: Set[str]) -> set[int]:
@@ -52,7 +52,7 @@ def lines_after_backward(tree: ast.Module, steps: Set[str]) -> set[int]:
     modules = {"self", *imported_names(tree)}
     found, needed = set[int](), set[int]()
     for loop in nodes_of(tree):
-        if isinstance(loop, Loop):
+        if isinstance(loop, _Loop):
             nodes = [each for statement in loop.body for each in nodes_of(statement)]
             calls = [node for node in nodes if isinstance(node, ast.Call)]
             backward = max((_end(node) for node in calls if makes_step(node, steps)), default=None)
@@ -67,13 +67,13 @@ def _before_step(
     nodes: Sequence[ast.AST], calls: Sequence[ast.Call], backward: int, changing: Set[str]
 ) -> Iterator[int]:
     """The lines that a step consists of, and all between a backward pass and the step if gradients change there."""
-    yield from (line for call in calls if _method(call) in _OF_A_STEP for line in lines_of(call))
-    step = min((call.lineno for call in calls if call.lineno > backward and _method(call) == "step"), default=0)
+    yield from (line for call in calls if method_name(call) in _OF_A_STEP for line in lines_of(call))
+    step = min((call.lineno for call in calls if call.lineno > backward and method_name(call) == "step"), default=0)
     if any(_changes_gradients(node, changing) for node in nodes if backward < getattr(node, "lineno", 0) < step):
         yield from range(backward + 1, step)
 
 
-def _read_by_next(loop: Loop, nodes: Sequence[ast.AST], backward: int, modules: Set[str]) -> Iterator[int]:
+def _read_by_next(loop: _Loop, nodes: Sequence[ast.AST], backward: int, modules: Set[str]) -> Iterator[int]:
     """The lines of statements that set or change what the next turn reads above its backward pass."""
     read = _read_first(loop, nodes, backward) - modules
     for node in nodes:
@@ -81,7 +81,7 @@ def _read_by_next(loop: Loop, nodes: Sequence[ast.AST], backward: int, modules: 
             yield from lines_of(node)
 
 
-def _read_first(loop: Loop, nodes: Iterable[ast.AST], backward: int) -> set[str]:
+def _read_first(loop: _Loop, nodes: Iterable[ast.AST], backward: int) -> set[str]:
     """What a turn reads above its backward pass before it sets it: `memory`, `self.state`. What it only calls, such as
     a model, or a method for what that does, is not read."""
     called = set[ast.AST]()
@@ -151,11 +151,7 @@ def _is_gradient(node: ast.expr) -> bool:
 
 
 def _calls_backward(node: ast.AST) -> bool:
-    return any(_method(call) in BACKWARD for call in calls_in(node))
-
-
-def _method(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return any(method_name(call) in BACKWARD for call in calls_in(node))
 
 
 def _end(node: ast.expr | ast.stmt) -> int:

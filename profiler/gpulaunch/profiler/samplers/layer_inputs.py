@@ -49,8 +49,7 @@ def arguments_of_layers(
 
 def is_of(node: ast.expr, names: Set[str]) -> bool:
     """Whether an expression is made of some names, and of nothing that differs between layers."""
-    parts = [part for each in _given(node) for part in nodes_of(each)]
-    return not names.isdisjoint(each.id for each in parts if isinstance(each, ast.Name)) and is_alike(node, names)
+    return any(names & names_in(each) for each in _given(node)) and is_alike(node, names)
 
 
 def is_alike(node: ast.expr, names: Set[str]) -> bool:

@@ -184,8 +184,13 @@ def imported_names(tree: ast.Module) -> dict[str, str]:
     return names
 
 
+def method_name(call: ast.Call) -> str:
+    """The name of the method that is called; empty: it is none."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
 def last_name(call: ast.Call) -> str:
     """The name of what is called, without that of its object or module; empty: it has none."""
     if isinstance(call.func, ast.Name):
         return call.func.id
-    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return method_name(call)

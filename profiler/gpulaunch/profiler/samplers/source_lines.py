@@ -19,7 +19,7 @@ from gpulaunch.profiler.samplers.after_backward import functions_that_step, line
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
-from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of
+from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
 from gpulaunch.profiler.samplers.observers import observers_of
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
@@ -255,9 +255,9 @@ def _read_statements(source: _Source, tree: ast.Module) -> None:
 
 def _read_call(source: _Source, call: ast.Call, imported: dict[str, str]) -> None:
     called = called_name(call, imported)
-    if _method(call) in _ON_THE_HOST:
+    if method_name(call) in _ON_THE_HOST:
         source.name(call, ast.unparse(call.func)[:_MOST_NAME])
-    if _method(call) in _WAITS:
+    if method_name(call) in _WAITS:
         source.waits.update(lines_of(call))
     if _is_foreign(called):
         source.foreign.update(lines_of(call))
@@ -367,14 +367,10 @@ def _is_cheap(node: ast.AST) -> bool:
 
 
 def _converts(call: ast.Call, methods: Set[str]) -> bool:
-    return not call.args and not call.keywords and _method(call) in methods
+    return not call.args and not call.keywords and method_name(call) in methods
 
 
 def _is_off(call: ast.Call) -> bool:
     """`set_detect_anomaly(False)`."""
     values = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
     return any(isinstance(value, ast.Constant) and value.value is False for value in values)
-
-
-def _method(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
