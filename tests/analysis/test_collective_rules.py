@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from healthy_node import MS, NO_PAUSES, STEPS, facts, rank, rules, site, window
+from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, rank, rules, site, window
 from rule_cases import CASES, sharded_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
@@ -42,12 +42,15 @@ def test_several_reductions_in_a_step_may_be_needed(changes: dict[str, Any]) -> 
     assert rules(window(rank(**reduces))) == []
 
 
-def test_the_passes_of_a_closure_are_no_accumulation() -> None:
+def test_passes_that_need_each_other_are_no_accumulation() -> None:
     ddp = {"modules": 1, "reductions_per_step": 4}
     reduces = {"gpu": None, "phases_ms": {"comm": 40.0}, "microsteps": 4 * STEPS}
 
     assert rules(window(rank(facts=facts(ddp=ddp), **reduces))) == ["reduced-in-accumulation"]
     assert rules(window(rank(facts=facts(ddp=ddp, precision={"optimizer": "LBFGS"}), **reduces))) == []
+    apart, added = (facts(ddp=ddp, graph={"nodes": 90, "accumulates": adds}) for adds in (False, True))
+    assert rules(window(rank(facts=apart, **reduces))) == []
+    assert rules(window(rank(facts=added, **reduces))) == ["reduced-in-accumulation"]
     small = CASES["small-collectives"].fault
     closures = [replace(each, facts=facts(precision={"optimizer": "LBFGS"})) for each in small.ranks]
     assert rules(replace(small, ranks=tuple(closures))) == []
@@ -104,3 +107,12 @@ def test_units_of_fsdp_are_too_small_if_there_are_many(
     found = advise(window(sharded_rank(gathers=gathers, size_kib=size_kib, parameters=parameters)))
 
     assert [each.rule for each in found] == ["fsdp-small-units"] * is_told
+
+
+def test_a_search_for_unused_parameters_of_one_rank_asks_no_other() -> None:
+    """The Trainer of transformers searches on one rank, too: 56 parameters, in steps of 10 ms."""
+    told = {"modules": 1, "num_parameter_tensors": 56, "site": "train.py:88", "searched_in_vain": True}
+    short = {"gpu": None, "phases_ms": {phase: each / 10 for phase, each in HEALTHY_MS.items()}}
+    found = [rules(window(rank(**short, facts=facts(ddp={**told, "world_size": world_size})))) for world_size in (1, 2)]
+
+    assert ["unused-parameters-searched" in each for each in found] == [False, True]

@@ -18,6 +18,15 @@ def test_memory_that_grew_once_and_stays_is_no_growth() -> None:
     assert rules(window(rank(memory=filled))) == []
 
 
+def test_memory_that_was_allocated_before_is_filled_and_does_not_grow() -> None:
+    points = memory(points=16, trainer_mib=100)
+    before = tuple(replace(point, trainer_virtual_bytes=(9000 + at) * MIB) for at, point in enumerate(points))
+    grows = tuple(replace(point, trainer_virtual_bytes=(9000 + 100 * at) * MIB) for at, point in enumerate(points))
+
+    assert rules(window(rank(memory=before))) == []
+    assert rules(window(rank(memory=grows))) == ["host-memory-growth"]
+
+
 def test_the_workers_growth_is_told_apart() -> None:
     (found,) = advise(window(rank(memory=memory(workers_mib=100))))
 

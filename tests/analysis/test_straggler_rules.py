@@ -67,6 +67,30 @@ def test_ranks_that_work_in_turns_have_parts_of_one_model() -> None:
     assert [each.subject for each in straggler(window(*alike, gpus=()))] == ["rank 1"]
 
 
+def test_ranks_whose_models_are_not_of_a_size_are_not_compared() -> None:
+    """Parts of one model, or two models that are trained beside each other."""
+
+    def pair(*elements: int, **more: Any) -> list[str]:
+        first, second = ({"gradients": {"elements": each}, **more} for each in elements)
+        ranks = waits(gpu=None, facts=first), late("forward", gpu=None, facts=second)
+        return [each.subject for each in straggler(window(*ranks, gpus=()))]
+
+    assert pair(500_000, 1_000_000) == []
+    assert pair(1_000_000, 1_000_000) == ["rank 1"]
+    assert pair(500_000, 1_000_000, ddp={"modules": 1, "world_size": 2}) == ["rank 1"], "each uses a part of it"
+
+
+def test_a_rank_that_fetches_for_the_others_is_not_late() -> None:
+    assert cause_of(waits(), late("data_wait")) == "input"
+    assert list(straggler(window(replace(waits(), loader=None), late("data_wait")))) == []
+
+
+def test_a_rank_that_updates_the_largest_parameter_is_not_late() -> None:
+    shards = facts(precision={"optimizer": "ZeroRedundancyOptimizer"})
+    assert list(straggler(window(waits(), late("optimizer", facts=shards)))) == []
+    assert cause_of(waits(), late("forward", facts=shards)) == "compute"
+
+
 # --- is it late ---------------------------------------------------------------------------------------------------
 
 

@@ -187,7 +187,8 @@ def test_calls_of_other_threads_are_not_the_training_threads(probe: Probe) -> No
         ("all_gather", ([], SimpleNamespace(nbytes=8)), "small_collective"),
         ("all_gather_object", ([], {"loss": 1.0}), "small_collective"),
         ("barrier", (), "small_collective"),
-        ("send", (SimpleNamespace(),), "collective"),
+        ("send", (SimpleNamespace(nbytes=8),), "collective"),
+        ("recv_object_list", ([],), "collective"),
     ],
 )
 def test_a_line_has_small_collectives_if_the_program_calls_them(
@@ -204,13 +205,16 @@ def test_a_line_has_small_collectives_if_the_program_calls_them(
     )
     of_torch = {"__name__": "torch.nn.modules.batchnorm", "tap": tap}
     exec("def forward(*args): tap(*args)", of_torch)
+    function = {"__name__": "torch.autograd.function"}
+    exec("def apply(forward): forward()", function)
 
     tap(*args)
     of_torch["forward"](*args)
+    function["apply"](lambda: tap(*args))
 
     with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
         found = reader.sites()
-    assert [(site.kind, site.count) for site in found] == [(kind, 1), ("collective", 1)]
+    assert [(site.kind, site.count) for site in found] == [(kind, 1), ("collective", 1), ("collective", 1)]
 
 
 @pytest.mark.parametrize(

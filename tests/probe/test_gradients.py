@@ -265,6 +265,19 @@ def test_what_a_graph_has_is_told(compute: Callable[[torch.Tensor], torch.Tensor
     assert contents | told == contents
 
 
+def test_a_pass_that_adds_to_gradients_is_told() -> None:
+    weights, features = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    told: list[bool] = []
+    for _ in range(2):
+        loss = (weights * features.detach()).sum()
+        told.append(contents_of(graph_below(torch, (loss,)))["accumulates"])
+        loss.backward()
+    weights.grad = None
+    told.append(contents_of(graph_below(torch, ((weights * features).sum(),)))["accumulates"])
+
+    assert told == [False, True, False]
+
+
 def test_nothing_is_told_where_optimizers_have_other_tensors() -> None:
     """Copies of the parameters in another precision, or shards."""
     model, copies = mlp(), mlp()

@@ -6,12 +6,15 @@ import multiprocessing
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gpulaunch.profiler.probe import facts
+from gpulaunch.profiler.probe.dataset_state import state_of
 from gpulaunch.profiler.probe.loaders import Loaders, settings_of, tap_init
 
 TORCH = SimpleNamespace(compiler=SimpleNamespace(is_dynamo_compiling=lambda: False))
@@ -143,6 +146,68 @@ def test_a_dataset_that_changes_between_epochs_is_told_if_workers_have_it(change
         loaders.used(loader.iterator(), trains=True)
 
     assert told()[0].get("changes") is (True if workers and change != "stay" else None)
+
+
+def changed_in_place(images: Any) -> None:
+    images.labels[3] = 7
+
+
+def wrapped_changed(images: Any) -> None:
+    images.dataset.strength = 0.5
+
+
+def its_transform_changed(images: Any) -> None:
+    images.transform.strength = 0.5
+
+
+class Has:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("change", "labels"),
+    [
+        (changed_in_place, torch.zeros(20)),
+        (changed_in_place, torch.zeros(20).numpy().copy()),
+        (changed_in_place, [0] * 20),
+        (wrapped_changed, None),
+        (its_transform_changed, None),
+    ],
+)
+def test_what_is_in_a_dataset_may_be_changed(change: Callable[[Any], None], labels: Any) -> None:
+    images = Has(labels=labels, dataset=Has(strength=0.1), transform=Has(strength=0.1))
+    before = state_of(images)
+    assert not state_of(images).differs(before)
+
+    change(images)
+
+    assert state_of(images).differs(before)
+
+
+@pytest.mark.parametrize(("value", "differs"), [(0.0, False), (1.0, True)])
+def test_a_new_dataset_is_another_one_if_its_contents_are(value: float, *, differs: bool) -> None:
+    """A program that makes one for each epoch may keep it if all are the same."""
+    first, second = (
+        Has(tensors=(torch.full((3, 5), each), torch.arange(3)), names=["a", "b"], paths=[Has(), Has()], scale=each)
+        for each in (0.0, value)
+    )
+
+    assert state_of(second).differs(state_of(first)) is differs
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(torch.zeros(0), torch.zeros(()), torch.zeros(3, 4).t(), torch.zeros(3, dtype=torch.bfloat16)),
+        *(torch.zeros(3, requires_grad=True), torch.eye(3).to_sparse(), torch.zeros(3, dtype=torch.cfloat).conj()),
+        *(torch.zeros(3, device="meta"), torch.zeros(1 << 23), torch.zeros(3).numpy()[1:], {}, set(), object()),
+        torch.zeros(3).numpy().astype(object),
+    ],
+    ids=lambda value: f"{type(value).__name__}",
+)
+def test_any_value_is_part_of_a_state(value: object) -> None:
+    assert not state_of(Has(value=value)).differs(state_of(Has(value=value)))
 
 
 def test_a_program_that_sets_up_each_one_differently_is_told_in_part():

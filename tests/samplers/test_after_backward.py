@@ -113,3 +113,23 @@ def test_of_a_while_loop_nothing_is_set_by_its_turns() -> None:
     source = "while True:\n  x = memory.draw()\n  model(x).backward()\n  memory.add(play())\n  show(x)"
 
     assert lines_after_backward(ast.parse(source), set()) == {5}
+
+
+@pytest.mark.parametrize(
+    ("collects", "is_needed"),
+    [
+        ("    store.add(play(agent))", True),
+        ("    store.rows[3] = play(agent)", True),
+        ("    store.rows.append(play(agent))", True),
+        ("    store[3] = play(agent)", True),
+        ("    store.rows = play(agent)", True),
+        ("    print(store.size())", False),
+    ],
+)
+def test_what_a_function_of_the_file_puts_into_what_the_next_turn_reads_is_needed(
+    collects: str, *, is_needed: bool
+) -> None:
+    loop = "while True:\n  x = memory.draw()\n  model(x).backward()\n  collect(model, memory)"
+    source = f"def collect(agent, store):\n{collects}\n{loop}"
+
+    assert lines_after_backward(ast.parse(source), set()) == (set() if is_needed else {6})

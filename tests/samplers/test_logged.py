@@ -26,6 +26,8 @@ SELF_LOG = (
     (f"{PACKAGES}/lightning/pytorch/core/module.py", 1),
     (f"{PACKAGES}/lightning/pytorch/trainer/connectors/logger_connector/result.py", 2),
 )
+BAR = (f"{PACKAGES}/tqdm/std.py", 1181)
+BATCHES = ("/home/me/proj/data.py", 12)
 LOGGING = ((f"{PYTHON}/logging/__init__.py", 1489), (f"{PYTHON}/logging/__init__.py", 1113))
 
 
@@ -43,6 +45,12 @@ def where(stack: Sequence[Place]) -> Place | None:
         ((*PROGRAM, (f"{PACKAGES}/wandb/sdk/wandb_run.py", 1), (f"{PYTHON}/json/encoder.py", 2)), LOGS),
         ((*PROGRAM, ("/usr/lib/python3/dist-packages/tqdm/std.py", 2)), LOGS),
         ((*PROGRAM, (f"{PACKAGES}/rich/progress.py", 2)), LOGS),
+        ((*PROGRAM, (*BAR, "tqdm.__iter__")), LOGS),
+        ((*PROGRAM, (*BAR, "tqdm.__iter__"), (*BAR, "tqdm.update"), (f"{PYTHON}/threading.py", 9)), LOGS),
+        ((*PROGRAM, (*BAR, "tqdm.__iter__"), BATCHES, (f"{PACKAGES}/torch/functional.py", 7)), None),
+        ((*PROGRAM, (*BAR, "tqdm.__iter__"), (f"{PACKAGES}/torch/utils/data/dataloader.py", 7)), None),
+        ((*PROGRAM, (f"{PACKAGES}/rich/progress.py", 2, "Progress.track"), BATCHES), None),
+        ((*PROGRAM, (*BAR, "tqdm.__iter__"), BATCHES, *LOGGING), BATCHES),
         ((*PROGRAM, (f"{PYTHON}/warnings.py", 112), *LOGGING), LOGS),
         ((*PROGRAM, (f"{PACKAGES}/torch/_dynamo/utils.py", 7), *LOGGING), LOGS),
         ((*PROGRAM, LIBRARY, *LOGGING), LIBRARY),

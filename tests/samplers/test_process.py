@@ -218,6 +218,7 @@ def test_what_is_a_files_is_told_from_what_is_theirs(fake: FakeProc) -> None:
     (rank,) = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock()).read(0.0).values
 
     assert rank.usage[Role.TRAINER].anonymous_bytes == 30 * PAGE_BYTES
+    assert rank.usage[Role.TRAINER].virtual_bytes == 1251 * PAGE_BYTES
     assert rank.usage[Role.TRAINER].pss_anonymous_bytes is None, "this kernel has not told it apart"
     assert rank.usage[Role.WORKERS].anonymous_bytes == 10 * PAGE_BYTES
     assert rank.usage[Role.WORKERS].pss_bytes == 17 * 1024
@@ -485,14 +486,14 @@ def test_anything_else_is_no_stat(text: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "pages"),
     [
-        (b"5120 979 600 785 0 270 0\n", (979, 379)),
-        (b"5120 600 979 785 0 270 0\n", (600, 0)),  # read while it ended
-        (b"0 0 0 0 0 0 0\n", (0, 0)),
-        (b"5120 979\n", (0, 0)),
-        (b"", (0, 0)),
+        (b"5120 979 600 785 0 270 0\n", (979, 379, 5120)),
+        (b"5120 600 979 785 0 270 0\n", (600, 0, 5120)),  # read while it ended
+        (b"0 0 0 0 0 0 0\n", (0, 0, 0)),
+        (b"5120 979\n", (0, 0, 0)),
+        (b"", (0, 0, 0)),
     ],
 )
-def test_of_the_resident_pages_some_are_anonymous(text: bytes, pages: tuple[int, int]) -> None:
+def test_of_the_resident_pages_some_are_anonymous(text: bytes, pages: tuple[int, int, int]) -> None:
     assert parse_statm(text) == pages
 
 

@@ -73,8 +73,8 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
         reductions = min(told, rank.microsteps / max(1, rank.steps))
         if number(ddp, "modules") != 1 or reductions < REDUCTIONS.value:
             continue  # of several modules, each may have a backward pass of its own
-        if steps_by_closure(rank):
-            continue
+        if steps_by_closure(rank) or section(rank.facts, "graph").get("accumulates") is False:
+            continue  # each pass has a use of its own: the first of SAM says where the second one begins
         overlap_s = 0.0
         if rank.gpu is None:
             exposed_s = max(0.0, rank.phase_s("comm") - rank.per_step_s(rank.pauses.comm_blocked_ns_total))

@@ -138,9 +138,10 @@ def unused_parameters_searched(window: Window) -> Iterator[Loss]:
         parameters = number(ddp, "num_parameter_tensors") or 0.0
         if ddp.get("searched_in_vain") is not True or rank.gpu is not None:
             continue
+        all_reduce_s = SEARCH_ALL_REDUCE_S.value if number(ddp, "world_size") != 1 else 0.0
         yield from _lost(
             rank,
-            SEARCH_ALL_REDUCE_S.value + SEARCH_PARAMETER_S.value * parameters,
+            all_reduce_s + SEARCH_PARAMETER_S.value * parameters,
             {"parameters": parameters},
             "Remove find_unused_parameters=True: all ranks have used all parameters in every step so far. If the model "
             "may leave some out later, keep it; without it, DDP raises an error then.",

@@ -30,7 +30,7 @@ def dispatch_of(window: Window, rank: RankWindow) -> Dispatch | None:
     same line as this rank. FSDP calls its own at lines of the program.
     """
     others = [each for each in window.ranks if each is not rank and each.steps]
-    if not others or not _fetches(rank) or any(map(_fetches, others)) or not _is_data_parallel(rank, len(window.ranks)):
+    if not others or not fetches(rank) or any(map(fetches, others)) or not _is_data_parallel(rank, len(window.ranks)):
         return None
     lines = _lines_every_step(rank).intersection(*map(_lines_every_step, others))
     if not lines:
@@ -64,7 +64,8 @@ def one_rank_fetches(window: Window) -> Iterator[Loss]:
         )
 
 
-def _fetches(rank: RankWindow) -> bool:
+def fetches(rank: RankWindow) -> bool:
+    """Whether it trains with batches of a DataLoader of its own."""
     return rank.loader is not None and rank.loader.batches > rank.loader.eval_batches
 
 

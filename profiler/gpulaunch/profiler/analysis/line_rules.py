@@ -67,8 +67,10 @@ def hot_line(window: Window) -> Iterator[Loss]:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
             if call.endswith(_MEETS):
-                least_s = _least_share(window.over, str(found.place)) * rank.step_s
-                found = replace(found, seconds_per_step=least_s)
+                count, samples = _least(window.over, str(found.place))
+                if not _is_sure(count, samples, rank.step_s, rank.step_s):
+                    continue
+                found = replace(found, seconds_per_step=count / samples * rank.step_s)
             if call.endswith(_OF_DDP) and (made := place_of(text(section(rank.facts, "ddp"), "site"))) != NOWHERE:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
@@ -84,6 +86,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 continue  # a line that computes with tensors may be waiting for its GPU
             # The program may need what it computes itself.
             least = LOST_MEASURED if in_library else CONVERTED if call in (CONVERTS, ONE_HOT) else LOST
+            if call.endswith(_MEETS):  # with what the last one waits where it is another one each time
+                least = LOST
             if found.seconds_per_step < least.value * rank.step_s:
                 continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
@@ -168,9 +172,10 @@ def _is_asked_anew(rank: RankWindow) -> bool:
     return loader is not None and loader.epochs >= EVERY_STEP.value * (loader.batches - loader.eval_batches) > 0
 
 
-def _least_share(window: Window, place: str) -> float:
-    """The smallest share of a rank's samples in a line, of all ranks of the node."""
-    return min((each.calling.get(place, 0) / each.samples for each in window.ranks if each.samples), default=0.0)
+def _least(window: Window, place: str) -> tuple[int, int]:
+    """Samples in a line, and all samples, of the rank of the node that has the smallest share of them in it."""
+    counts = [(each.calling.get(place, 0), each.samples) for each in window.ranks if each.samples]
+    return min(counts, key=lambda each: each[0] / each[1], default=(0, 1))
 
 
 def _lines(rank: RankWindow, found: Loss) -> str:
@@ -209,9 +214,7 @@ def _sampled(
         if count > samples:
             continue
         share = count / samples
-        error = standard_error(count, samples)
-        surely_s = (share - error) * seconds
-        if surely_s >= LOST_MEASURED.value * rank.step_s and error <= SAMPLED_ERROR.value * share:
+        if _is_sure(count, samples, seconds, rank.step_s):
             yield Loss(
                 rank=rank.rank,
                 seconds_per_step=share * seconds,
@@ -221,12 +224,18 @@ def _sampled(
                     "step_seconds": rank.step_s,
                     "samples": samples,
                     counted_as: count,
-                    "standard_error_ratio": error / share,
+                    "standard_error_ratio": standard_error(count, samples) / share,
                     **({"lines": together} if together else {}),
                 },
                 advice="",
                 place=place,
             )
+
+
+def _is_sure(count: int, samples: int, seconds: float, step_s: float) -> bool:
+    """Whether some of the samples of a part of the step, which takes so many seconds, are a loss, and are enough."""
+    share, error = count / samples, standard_error(count, samples)
+    return (share - error) * seconds >= LOST_MEASURED.value * step_s and error <= SAMPLED_ERROR.value * share
 
 
 def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tuple[Place, int, str]]:

@@ -36,7 +36,8 @@ def host_memory_growth(window: Window) -> Iterator[Loss]:
         trainer = [(point.at_s, float(point.trainer_bytes)) for point in rank.memory if point.trainer_bytes is not None]
         advice = "Look for objects kept from every step: a list of losses without .item(), or an unbounded cache."
         advice = _GRAPHS if rank.pauses.compiles else advice
-        yield from _growing(rank, "trainer", trainer, room, advice)
+        if not _only_fills(rank.memory):
+            yield from _growing(rank, "trainer", trainer, room, advice)
         allocated, theirs = _of_workers(rank.memory)
         advice = (
             "Look for what the dataset keeps of every sample: an unbounded cache, which each worker fills by itself."
@@ -157,6 +158,22 @@ def _growing(
 
 def _shortly(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+
+
+def _only_fills(points: Sequence[MemoryPoint]) -> bool:
+    """Whether a rank writes for the first time to what it had allocated before, such as the buffer of a replay memory.
+
+    Such growth has an end, and most of it did not come with new address space.
+    """
+    known = [
+        (point.trainer_bytes, point.trainer_virtual_bytes)
+        for point in points
+        if point.trainer_bytes is not None and point.trainer_virtual_bytes is not None
+    ]
+    if not known:
+        return False
+    (bytes_at_first, virtual_at_first), (bytes_now, virtual_now) = known[0], known[-1]
+    return virtual_now - virtual_at_first < (bytes_now - bytes_at_first) / 2
 
 
 def _of_workers(points: Sequence[MemoryPoint]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

@@ -302,8 +302,9 @@ RULES: Final = (
         costs="No time until the memory is full: `hours_to_full` in the evidence.",
         fix="`losses.append(loss.item())`; a bound for every cache; datasets that hold arrays instead of Python "
         "objects.",
-        suppressed="It would take more than a week to fill the remaining memory; or the page cache of mapped files "
-        "grows. For pages that workers copy: the kernel does not report them (`Pss_Anon` in `smaps_rollup`).",
+        suppressed="It would take more than a week to fill the remaining memory; the page cache of mapped files grows; "
+        "or a rank fills what it has allocated before (`VmSize` does not grow). For pages that workers copy: the "
+        "kernel does not report them (`Pss_Anon` in `smaps_rollup`).",
         limits=(
             *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
             *(thresholds.URGENT_S, thresholds.URGENT_POINTS, thresholds.URGENT_GROWN),
@@ -355,8 +356,10 @@ RULES: Final = (
         fix="Depends on the cause.",
         suppressed="The other ranks do not wait for it; or a line that only this rank has takes most of its excess: "
         "that line is then the finding; or it is late because of its data wait, and they wait for their batches "
-        "equally long, or their workers are equally slow: data loading is then the cause on all ranks; or the ranks "
-        "have parts of one model, and work in turns. Ranks on other nodes are not compared.",
+        "equally long, or their workers are equally slow: data loading is then the cause on all ranks; or no other "
+        "rank fetches batches; or the ranks have parts of one model, and work in turns or have more of it than others; "
+        "or it is late because `ZeroRedundancyOptimizer` gave it the largest parameter. Ranks on other nodes are not "
+        "compared.",
         limits=(
             *(thresholds.LOST, thresholds.STRAGGLES_S, thresholds.SUPPLY_DIFFERS),
             *(thresholds.THROTTLED, thresholds.SLOW_WINDOW_STEPS, thresholds.IN_TURNS),
@@ -394,8 +397,8 @@ RULES: Final = (
         costs="The time in them on the rank that waits least, without the first one of each step: that one waits for "
         "late ranks, which a single call would, too.",
         fix="`torch.stack` the numbers and reduce them once; for a log, every N steps.",
-        suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP); or the optimizer is "
-        "`LBFGS`, whose passes need each other.",
+        suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP), or an `autograd.Function` "
+        "of the model does; they are `send` or `recv`; or the optimizer is `LBFGS`, whose passes need each other.",
         limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
     ),
     Rule(
@@ -427,8 +430,8 @@ RULES: Final = (
         fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
         "Accelerate, `accelerator.accumulate(model)`; with FSDP2, `model.set_requires_gradient_sync(False)`.",
         suppressed="There are several modules of DistributedDataParallel, or several optimizers, which may have a "
-        "backward pass each; the optimizer is `LBFGS`, whose passes need each other; or FSDP trains on a GPU, where "
-        "its collectives are not on the training thread.",
+        "backward pass each; passes need each other (`LBFGS`, or no pass adds to the gradients of another one, as in "
+        "SAM); or FSDP trains on a GPU, where its collectives are not on the training thread.",
         limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
     ),
     Rule(
@@ -437,7 +440,8 @@ RULES: Final = (
         problem="DDP searches for unused parameters in every step, and there are none.",
         evidence="After each step on the CPU, what the ranks have told each other: all of them used all parameters, "
         "in at least 200 steps and in every one so far.",
-        costs="One more collective, and the marking of each parameter: as they took on a CPU with gloo. An estimate.",
+        costs="One more collective where there are several ranks, and the marking of each parameter: as they took on a "
+        "CPU with gloo. An estimate.",
         fix="`DistributedDataParallel(model)` without `find_unused_parameters=True`, unless the model may leave some "
         "out: then DDP raises an error.",
         suppressed="A step left a parameter out on any rank; there are several modules of DDP, or several backward "

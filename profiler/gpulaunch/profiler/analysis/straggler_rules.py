@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of
-from gpulaunch.profiler.analysis.facts import section
+from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of, fetches
+from gpulaunch.profiler.analysis.facts import number, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss
 from gpulaunch.profiler.analysis.loader_model import LoaderModel
 from gpulaunch.profiler.analysis.machine_rules import throttled_share
@@ -50,6 +50,8 @@ _ADVICE: Final = {
     "other": "Check what only this rank does between steps (logging, saving, printing).",
 }
 
+_SHARDED_UPDATE: Final = "ZeroRedundancyOptimizer"
+"""Each rank updates whole parameters, and one may have a large one."""
 _IF_ALIKE: Final = " If they are the same, its GPU is slower: compare clocks and temperatures, or replace it."
 
 
@@ -95,7 +97,7 @@ _GPU: Final = _Clock(name="gpu_", own=("forward", "optimizer"), waiting=("backwa
 
 def straggler(window: Window) -> Iterator[Loss]:
     """A rank that the other ranks wait for at every step, and why it is late."""
-    if len(window.ranks) < 2 or _work_in_turns(window):
+    if len(window.ranks) < 2 or _work_in_turns(window) or _train_different(window):
         return
     late = list(_late(window, _PROGRAM))
     if not late and all(rank.gpu_time and rank.gpu_time.steps >= SLOW_WINDOW_STEPS.value for rank in window.ranks):
@@ -110,6 +112,15 @@ def _work_in_turns(window: Window) -> bool:
         return False  # what a program waits for is not what its GPU does
     at_work_s = sum(rank.step_s - rank.phase_s("comm") - rank.phase_s("sync") for rank in window.ranks)
     return at_work_s <= IN_TURNS.value * max(rank.step_s for rank in window.ranks)
+
+
+def _train_different(window: Window) -> bool:
+    """Whether the ranks have parts of a model that are not of a size, or models of their own."""
+    if any(section(rank.facts, "ddp") or section(rank.facts, "fsdp") for rank in window.ranks):
+        return False
+    elements = [number(section(rank.facts, "gradients"), "elements") for rank in window.ranks]
+    known = [each for each in elements if each]
+    return len(known) == len(elements) and max(known) > (1.0 + LOST.value) * min(known)
 
 
 def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
@@ -129,9 +140,14 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
             continue
         by_phase = {phase: _phase_above_usual(window, rank, clock, phase) for phase in clock.own}
-        if max(by_phase, key=by_phase.__getitem__) == "data_wait" and (
-            _all_wait_for_data(window, by_phase["data_wait"]) or _is_supplied_alike(window, rank)
+        longest = max(by_phase, key=by_phase.__getitem__)
+        if longest == "data_wait" and (
+            _all_wait_for_data(window, by_phase["data_wait"])
+            or _is_supplied_alike(window, rank)
+            or not any(fetches(each) for each in ranks if each is not rank)  # its batches are those of all
         ):
+            continue
+        if longest == "optimizer" and text(section(rank.facts, "precision"), "optimizer") == _SHARDED_UPDATE:
             continue
         if dispatch_of(window, rank) is not None:
             continue  # `one_rank_fetches` reports it

@@ -79,6 +79,8 @@ class MemoryPoint:
     steps: int
     trainer_bytes: int | None
     """Anonymous memory of the rank's own process, and the batches in shared memory that it has not freed."""
+    trainer_virtual_bytes: int | None = None
+    """Its address space in use."""
     workers_bytes: int | None
     """Anonymous memory of its workers; shared pages count proportionally."""
     workers_allocated_bytes: int | None = None

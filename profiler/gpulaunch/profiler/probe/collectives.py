@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
+from types import FrameType
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.collectives import CALL, COLLECTIVES_BYTES, KINDS, open_new, words_of_call
@@ -56,6 +57,9 @@ COLLECTIVES: Final = (
 """Functions of torch.distributed that may wait for other ranks; not those that only start something (isend)."""
 
 _FSDP: Final = "torch.distributed.fsdp."
+_FUNCTION: Final = "torch.autograd.function"
+_BETWEEN_TWO: Final = tuple(words_of_call(kind)[2] for kind in ("recv", "send"))
+"""Calls that answer each other: they cannot be combined."""
 _GATHER, _SCATTER = (words_of_call(kind)[2] for kind in ("all_gather", "reduce_scatter"))
 
 
@@ -110,6 +114,12 @@ def open_words(probe: Probe) -> memoryview | list[int]:
         return [0] * (COLLECTIVES_BYTES // 8)
 
 
+def _is_of_model(frame: FrameType) -> bool:
+    """Whether a frame is the forward or backward of an `autograd.Function`: what its collectives reduce, such as the
+    statistics of a layer, depends on the layer before."""
+    return frame.f_back is not None and frame.f_back.f_globals.get("__name__") == _FUNCTION
+
+
 class Calls:
     """The training thread's calls, its waits for other ranks in them, and their lines."""
 
@@ -159,6 +169,8 @@ class Calls:
                         step=probe.machine.optimized,
                         gathered_bytes=self._output_bytes(args) if call == _GATHER else 0,
                     )
+            elif call in _BETWEEN_TWO or _is_of_model(asking):
+                is_small = False
             elif not is_small:
                 beside = self._sites.has(_SMALL_COLLECTIVE, line)
                 is_small = self._size_bytes(args) <= (_SMALL_BESIDE_BYTES if beside else _SMALL_BYTES)

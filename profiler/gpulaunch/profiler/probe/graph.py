@@ -5,10 +5,10 @@ operations that compute long, or many for which torch's own work - dispatch, a n
 And `gradients` sees in the graph which of them are computed for nothing, `repeats` what several passes go through.
 
 Some passes in a row are read, as those of a step may differ: early, later, and then every ten minutes, because a model
-may change. The fact "graph" has the mean of the last ones. A node took 2 to 3.5 us: a model of 450 nodes 1.5 ms, and
-the largest graph that is counted 7 ms, once. Only a node of very many others takes longer, as torch makes a tuple of
-all of them: a stack of 20,000 tensors took 9 to 15 ms. After such a pass none is read any more. Nothing of a graph is
-kept.
+may change. The fact "graph" has the mean of the last ones, and what is in any of them. A node took 2 to 3.5 us: a model
+of 450 nodes 1.5 ms, and the largest graph that is counted 7 ms, once. Only a node of very many others takes longer, as
+torch makes a tuple of all of them: a stack of 20,000 tensors took 9 to 15 ms. After such a pass none is read any more.
+Nothing of a graph is kept.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class GraphNodes:
             self._seconds = self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, _LONGER * self._pause_s)
             self._counted.clear()
+            self._contents = {}
             self._use.begin()
             self._repeats.begin()
             self._keeps = False
@@ -118,7 +119,8 @@ class GraphNodes:
                 if nodes < MOST_NODES:
                     self._use.add(graph)
                     self._repeats.add(graph, keeps=keeps, step=self._account.optimized)
-                    self._contents = contents_of(graph)
+                    contents = contents_of(graph)
+                    self._contents = {name: max(value, self._contents.get(name, 0)) for name, value in contents.items()}
             del graph
         except Exception as error:
             if raised_by_program(error):
@@ -138,6 +140,8 @@ class GraphNodes:
             mean = round(sum(self._counted) / len(self._counted))
             at_least = max(self._counted) >= MOST_NODES
             told = {"nodes": mean, "at_least": at_least, "repeated": self._repeats.share, **self._contents}
+            if len(self._counted) == 1 and told.get("accumulates") is False:
+                told["accumulates"] = None  # the first of a step adds to nothing
             set_fact("graph", told)
             set_fact("gradients", self._use.fact())
             if self._use.is_pending:
@@ -159,15 +163,17 @@ def contents_of(graph: Iterable[Any]) -> dict[str, Any]:
 
     decomposes   it factorises matrices, or solves with them
     tokens       the longest sequence that an embedding has looked up for each sample; 0: none has
+    accumulates  it adds to gradients of a pass before it
     """
-    decomposes, tokens = False, 0
+    decomposes, tokens, accumulates = False, 0, False
     for node in graph:
         name = name_of(node)
         decomposes = decomposes or name.startswith(_DECOMPOSES)
         if name == EMBEDDING:
             shape = node._input_metadata[0].shape  # samples, tokens, and what is looked up
             tokens = max(tokens, int(shape[-2]) if len(shape) > 2 else 0)
-    return {"decomposes": decomposes, "tokens": tokens}
+        accumulates = accumulates or (name.endswith("AccumulateGrad") and node.variable.grad is not None)
+    return {"decomposes": decomposes, "tokens": tokens, "accumulates": accumulates}
 
 
 def graph_below(torch: Any, outputs: Sequence[Any], most: int = MOST_NODES) -> dict[Any, tuple[Any, ...]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from gpulaunch.profiler.probe.dataset_state import MOST_ATTRIBUTES, State, state_of, wrapped
 from gpulaunch.profiler.probe.facts import set_fact
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.user_signals import raised_by_program
@@ -25,8 +26,6 @@ _MADE: Final = 6
 """Epochs that a line has constructed loaders for, until that is believed of every epoch."""
 _OF_EPOCHS: Final = 0.8
 """Loaders that a line has constructed, of its epochs: it may have kept one for a while."""
-_MOST_WRAPPED: Final = 4
-_MOST_ATTRIBUTES: Final = 64
 _OPEN: Final = frozenset(
     {
         *(("_io", "_IOBase"), ("sqlite3", "Connection"), ("h5py", "File"), ("h5py", "Group"), ("zipfile", "ZipFile")),
@@ -47,7 +46,7 @@ class Loaders:
         self._by_dataset: dict[int, str] = {}
         self._made = Counter[str]()  # loaders that the program has constructed, by line
         self._epochs = Counter[str]()  # of training, from loaders of a line
-        self._states: dict[str, tuple[object, ...]] = {}  # of the dataset in the epoch before, by line
+        self._states: dict[str, State] = {}  # of the dataset in the epoch before, by line
         self._last: dict[str, Any] | None = None  # the iterator that returned the last batch
         self._doubted: set[str] = set()  # lines whose loaders were used for evaluation with gradients enabled
 
@@ -87,7 +86,7 @@ class Loaders:
         self._epochs[where] += trains
         if trains and kind["num_workers"] and "changes" not in kind:
             before, now = self._states.get(where), state_of(iterator._dataset)
-            if before is not None and before != now and before[0] == now[0]:
+            if before is not None and now.differs(before):
                 kind["changes"] = True
                 self._tell()
             self._states[where] = now
@@ -152,30 +151,13 @@ def traits_of(dataset: Any) -> dict[str, Any]:
     tells it the epoch, which workers that persist would not hear, or (`Loaders.used`) changes it between epochs.
     """
     traits: dict[str, Any] = {}
-    for _ in range(_MOST_WRAPPED):
-        if hasattr(type(dataset), "set_epoch"):
+    for each, attributes in wrapped(dataset):
+        if hasattr(type(each), "set_epoch"):
             traits["changes"] = True
-        attributes = getattr(dataset, "__dict__", None)
-        if not isinstance(attributes, dict):
-            break
-        held = next((kind for value in list(attributes.values())[:_MOST_ATTRIBUTES] if (kind := _open_kind(value))), "")
+        held = next((kind for value in list(attributes.values())[:MOST_ATTRIBUTES] if (kind := _open_kind(value))), "")
         if held:
             traits.setdefault("holds", held)
-        dataset = attributes.get("dataset")  # of a Subset, for instance
-        if dataset is None:
-            break
     return traits
-
-
-def state_of(dataset: Any) -> tuple[object, ...]:
-    """What tells whether a dataset is another one, or has been changed: which objects it and its attributes are, and
-    how long. No code of the program runs."""
-    attributes = getattr(dataset, "__dict__", None)
-    found: list[object] = [id(dataset)]
-    if isinstance(attributes, dict):
-        for name, value in list(attributes.items())[:_MOST_ATTRIBUTES]:
-            found.append((name, id(value), len(value) if type(value) in (list, dict, set) else 0))
-    return tuple(found)
 
 
 def _open_kind(value: Any) -> str:

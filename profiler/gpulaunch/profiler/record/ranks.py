@@ -55,6 +55,8 @@ class Usage:
     anonymous_bytes: int | None = None
     """The private, non-file part of the resident memory. The rest are pages of mapped files, which the kernel reclaims
     when it needs them, and shared memory. None where it is not known."""
+    virtual_bytes: int | None = None
+    """The address space in use. It grows when memory is allocated, the resident memory when it is first written."""
     pss_anonymous_bytes: int | None = None
     """The same for the proportional size; None also where the kernel does not report it separately (older ones)."""
 

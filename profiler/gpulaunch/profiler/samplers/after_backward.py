@@ -7,7 +7,7 @@ optimizer's step, and what the next turn reads above its backward pass, such as 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, method_name
@@ -49,6 +49,7 @@ def lines_after_backward(tree: ast.Module, steps: Set[str]) -> set[int]:
     """
     functions = [node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef)]
     changing = {each.name for each in functions if any(map(_changes_gradient, nodes_of(each)))}
+    changed = {each.name: set(_changed_parameters(each)) for each in functions}
     modules = {"self", *imported_names(tree)}
     found, needed = set[int](), set[int]()
     for loop in nodes_of(tree):
@@ -59,7 +60,7 @@ def lines_after_backward(tree: ast.Module, steps: Set[str]) -> set[int]:
             if backward is not None:
                 found.update(range(backward + 1, _end(loop.body[-1]) + 1))
                 needed.update(_before_step(nodes, calls, backward, changing))
-                needed.update(_read_by_next(loop, nodes, backward, modules))
+                needed.update(_read_by_next(loop, nodes, backward, modules, changed))
     return found - needed
 
 
@@ -73,11 +74,21 @@ def _before_step(
         yield from range(backward + 1, step)
 
 
-def _read_by_next(loop: _Loop, nodes: Sequence[ast.AST], backward: int, modules: Set[str]) -> Iterator[int]:
-    """The lines of statements that set or change what the next turn reads above its backward pass."""
+def _read_by_next(
+    loop: _Loop, nodes: Sequence[ast.AST], backward: int, modules: Set[str], changed: Mapping[str, Set[int]]
+) -> Iterator[int]:
+    """The lines of statements that set or change what the next turn reads above its backward pass.
+
+    Args:
+        loop: the loop.
+        nodes: of its body.
+        backward: the last line of its backward pass.
+        modules: names that stand for no object of the program's own.
+        changed: of functions of the file, the arguments that they change.
+    """
     read = _read_first(loop, nodes, backward) - modules
     for node in nodes:
-        if isinstance(node, ast.stmt) and not read.isdisjoint(_changed_by(node)):
+        if isinstance(node, ast.stmt) and not read.isdisjoint(_changed_by(node, changed)):
             yield from lines_of(node)
 
 
@@ -109,9 +120,34 @@ def _set(node: ast.AST) -> str:
     return dotted(node) if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) else ""
 
 
-def _changed_by(statement: ast.stmt) -> Iterator[str]:
-    """What a statement sets, or calls a method of for what that does: `memory.add(step)`."""
+def _changed_parameters(function: ast.FunctionDef) -> Iterator[int]:
+    """Which of its arguments a function changes: it calls a method of it for what that does, or sets a part of it."""
+    names = [each.arg for each in function.args.args]
+    for node in nodes_of(function):
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole))):
+                name = _root(whole)
+            case ast.Attribute(value=whole, ctx=ast.Store()) | ast.Subscript(value=whole, ctx=ast.Store()):
+                name = _root(whole)
+            case _:
+                continue
+        if name in names:
+            yield names.index(name)
+
+
+def _root(node: ast.expr) -> str:
+    """The name that a term begins with: `store` of `store.rows[3]`."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _changed_by(statement: ast.stmt, changed: Mapping[str, Set[int]]) -> Iterator[str]:
+    """What a statement sets, or calls a method of for what that does: `memory.add(step)`; or gives to a function of
+    the file that changes it."""
     match statement:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=arguments)):
+            yield from (dotted(each) for at, each in enumerate(arguments) if at in changed.get(name, ()))
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole))):
             yield dotted(whole)
         case ast.Assign(targets=targets):

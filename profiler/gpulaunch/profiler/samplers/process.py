@@ -60,6 +60,7 @@ class _Process:
     stat: ProcessStat
     rss_bytes: int = 0
     anonymous_bytes: int = 0
+    virtual_bytes: int = 0
     pss_bytes: int | None = None
     pss_anonymous_bytes: int | None = None
     pss_due_s: float = _NEVER_S
@@ -197,7 +198,7 @@ class ProcessSampler:
             asked.extend(self._adopt(rank, self._children(pid, pid)))
         for process in known.values():
             pages = parse_statm(self._read(process.pid, "statm") or b"")
-            process.rss_bytes, process.anonymous_bytes = (count * _PAGE_BYTES for count in pages)
+            process.rss_bytes, process.anonymous_bytes, process.virtual_bytes = (n * _PAGE_BYTES for n in pages)
 
     def _adopt(self, rank: _Rank, children: Iterable[int]) -> list[int]:
         """Follow the new ones from now on; return their pids."""
@@ -289,6 +290,7 @@ class ProcessSampler:
                 cpu_user_s=user / _TICKS_PER_S,
                 cpu_system_s=system / _TICKS_PER_S,
                 anonymous_bytes=sum(process.anonymous_bytes for process in processes),
+                virtual_bytes=sum(process.virtual_bytes for process in processes),
                 pss_anonymous_bytes=_sum_known(process.pss_anonymous_bytes for process in processes),
             )
             if self._waits_counted:
@@ -381,16 +383,17 @@ def parse_resident_pages(text: bytes) -> int:
     return parse_statm(text)[0]
 
 
-def parse_statm(text: bytes) -> tuple[int, int]:
-    """Parse /proc/PID/statm: resident pages, and how many of them are anonymous. The rest are files and shared memory.
+def parse_statm(text: bytes) -> tuple[int, int, int]:
+    """Parse /proc/PID/statm: resident pages, how many of them are anonymous, and pages of address space in use. The
+    resident ones that are not anonymous are files and shared memory.
 
     A forked process and its parent both count the pages that they share.
     """
     fields = text.split()[:3]
-    if len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
-        return 0, 0
-    resident, shared = int(fields[1]), int(fields[2])
-    return resident, max(0, resident - shared)  # the two are not counted at the same instant
+    if len(fields) < 3 or not all(field.isdigit() for field in fields):
+        return 0, 0, 0
+    virtual, resident, shared = map(int, fields)
+    return resident, max(0, resident - shared), virtual  # the first two are not counted at the same instant
 
 
 def _by_maker(rank: _Rank) -> dict[int, int] | None:
