@@ -18,8 +18,10 @@ KINDS = 12
 class Lichens(Dataset):
     def __init__(self):
         draw = np.random.default_rng(5)
-        self.pictures = draw.integers(256, size=(640, 3, 40, 40), dtype=np.uint8)
-        self.labels = draw.integers(KINDS, size=640)
+        kinds = draw.integers(KINDS, size=640)
+        typical, own = draw.integers(128, size=(KINDS, 3, 40, 40)), draw.integers(128, size=(640, 3, 40, 40))
+        self.pictures = (typical[kinds] + own).astype(np.uint8)
+        self.labels = np.where(draw.random(640) < 0.3, draw.integers(KINDS, size=640), kinds)
 
     def __len__(self):
         return len(self.labels)
@@ -33,7 +35,7 @@ class Lichens(Dataset):
         return picture, self.labels[index], index
 
     def relabel(self, predicted, sure):
-        rows = np.flatnonzero(sure > 0.9)
+        rows = np.flatnonzero(sure > 0.7)
         self.labels[rows] = predicted[rows]
 
 
