@@ -196,7 +196,8 @@ def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypat
         nodes.look()
         assert nodes.left == 0
 
-    assert graph_fact()["nodes"] == 5
+    contents = {"decomposes": False, "tokens": 0, "accumulates": False}
+    assert graph_fact() == {"nodes": 5, "at_least": False, "repeated": 0.0, **contents}
 
 
 def test_nothing_of_a_graph_is_kept(account: Account) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.dataset_state import state_of
-from gpulaunch.profiler.probe.loaders import Loaders, settings_of, tap_init
+from gpulaunch.profiler.probe.loaders import Loaders, settings_of, tap_init, traits_of
 
 TORCH = SimpleNamespace(compiler=SimpleNamespace(is_dynamo_compiling=lambda: False))
 
@@ -183,6 +183,17 @@ def test_what_is_in_a_dataset_may_be_changed(change: Callable[[Any], None], labe
     change(images)
 
     assert state_of(images).differs(before)
+
+
+def test_a_dataset_without_attributes_may_want_to_know_the_epoch() -> None:
+    class Shards:
+        __slots__ = ()
+
+        def set_epoch(self, epoch: int) -> None:
+            """Other samples each time."""
+
+    assert traits_of(Shards()) == {"changes": True}
+    assert not state_of(Shards()).contents
 
 
 @pytest.mark.parametrize(("value", "differs"), [(0.0, False), (1.0, True)])

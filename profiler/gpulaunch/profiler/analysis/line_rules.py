@@ -66,7 +66,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            if call.endswith(_MEETS):
+            meets = call.endswith(_MEETS)
+            if meets:
                 count, samples = _least(window.over, str(found.place))
                 if not _is_sure(count, samples, rank.step_s, rank.step_s):
                     continue
@@ -84,10 +85,10 @@ def hot_line(window: Window) -> Iterator[Loss]:
             in_library = "." in call and call != CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
-            # The program may need what it computes itself.
-            least = LOST_MEASURED if in_library else CONVERTED if call in (CONVERTS, ONE_HOT) else LOST
-            if call.endswith(_MEETS):  # with what the last one waits where it is another one each time
-                least = LOST
+            # The program may need what it computes itself; and where ranks wait for each other, they also wait for the
+            # last one, which may be another one each time.
+            measured = in_library and not meets
+            least = LOST_MEASURED if measured else CONVERTED if call in (CONVERTS, ONE_HOT) else LOST
             if found.seconds_per_step < least.value * rank.step_s:
                 continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)

@@ -7,13 +7,15 @@ moderate size, of which at most some bytes are looked at. Of anything else it is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-MOST_WRAPPED: Final = 4
+_MOST_WRAPPED: Final = 4
 """Datasets in each other, such as a Subset of one."""
-MOST_ATTRIBUTES: Final = 64
+_MOST_ATTRIBUTES: Final = 64
+_MOST_TENSORS: Final = 4
+"""In a tuple or list that are looked at one by one: those of a TensorDataset."""
 _MOST_VALUES: Final = 256
 _MOST_ITEMS: Final = 256
 """Of a list, spread over it: 30 us."""
@@ -38,36 +40,39 @@ class State(NamedTuple):
 
 def state_of(dataset: Any) -> State:
     """Read a dataset, the datasets that it wraps, and one level of the objects that they have, such as transforms."""
-    contents: list[object] = []
-    objects: list[object] = []
-    for owner, attributes in _attributes_of(dataset):
-        for name, value in islice(tuple(attributes.items()), MOST_ATTRIBUTES):
-            if len(contents) >= _MOST_VALUES:
-                break
-            contents.append((owner, name, _contents_of(value)))
-            objects.append((owner, name, _object_of(value)))
-            if isinstance(value, (list, tuple)) and len(value) <= MOST_WRAPPED:  # the tensors of a TensorDataset
-                contents.extend(map(_contents_of, value))
-    return State(id(dataset), tuple(contents), tuple(objects))
+    values = list(islice(_values_of(dataset), _MOST_VALUES))
+    contents = tuple((place, _contents_of(value)) for place, value in values)
+    return State(id(dataset), contents, tuple((place, _object_of(value)) for place, value in values))
 
 
 def wrapped(dataset: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield a dataset and those in it, each with its attributes."""
-    for _ in range(MOST_WRAPPED):
-        attributes = getattr(dataset, "__dict__", None)
-        if not isinstance(attributes, dict):
-            return
-        yield dataset, attributes
+    """Yield a dataset and those in it, each with the first of its attributes."""
+    for _ in range(_MOST_WRAPPED):
+        attributes = _attributes_of(dataset)
+        yield dataset, _first_of(attributes)
         dataset = attributes.get("dataset")
+        if dataset is None:
+            return
 
 
-def _attributes_of(dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _attributes_of(thing: Any) -> dict[str, Any]:
+    attributes = getattr(thing, "__dict__", None)
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _first_of(attributes: dict[str, Any]) -> dict[str, Any]:
+    return dict(islice(tuple(attributes.items()), _MOST_ATTRIBUTES))
+
+
+def _values_of(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a dataset has, and then what that has; each with where it is."""
     for depth, (_, attributes) in enumerate(wrapped(dataset)):
-        yield str(depth), attributes
-        for name, value in islice(tuple(attributes.items()), MOST_ATTRIBUTES):
-            inner = getattr(value, "__dict__", None)
-            if name != "dataset" and isinstance(inner, dict):
-                yield f"{depth}.{name}", inner
+        inner = ((f"{name}.", _attributes_of(value)) for name, value in attributes.items() if name != "dataset")
+        for owner, values in chain([("", attributes)], inner):
+            for name, value in _first_of(values).items():
+                yield f"{depth}.{owner}{name}", value
+                if isinstance(value, (list, tuple)) and len(value) <= _MOST_TENSORS:
+                    yield from ((f"{depth}.{owner}{name}[{at}]", each) for at, each in enumerate(value))
 
 
 def _contents_of(value: Any) -> object:

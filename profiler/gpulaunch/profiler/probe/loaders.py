@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from gpulaunch.profiler.probe.dataset_state import MOST_ATTRIBUTES, State, state_of, wrapped
+from gpulaunch.profiler.probe.dataset_state import State, state_of, wrapped
 from gpulaunch.profiler.probe.facts import set_fact
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.user_signals import raised_by_program
@@ -154,7 +154,7 @@ def traits_of(dataset: Any) -> dict[str, Any]:
     for each, attributes in wrapped(dataset):
         if hasattr(type(each), "set_epoch"):
             traits["changes"] = True
-        held = next((kind for value in list(attributes.values())[:MOST_ATTRIBUTES] if (kind := _open_kind(value))), "")
+        held = next((kind for value in attributes.values() if (kind := _open_kind(value))), "")
         if held:
             traits.setdefault("holds", held)
     return traits

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, method_name
-from gpulaunch.profiler.samplers.syntax import dotted, nodes_of
+from gpulaunch.profiler.samplers.syntax import dotted, nodes_of, root_of
 
 _Loop = ast.For | ast.While | ast.AsyncFor
 
@@ -126,20 +126,13 @@ def _changed_parameters(function: ast.FunctionDef) -> Iterator[int]:
     for node in nodes_of(function):
         match node:
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole))):
-                name = _root(whole)
+                name = root_of(whole, views=False)
             case ast.Attribute(value=whole, ctx=ast.Store()) | ast.Subscript(value=whole, ctx=ast.Store()):
-                name = _root(whole)
+                name = root_of(whole, views=False)
             case _:
                 continue
         if name in names:
             yield names.index(name)
-
-
-def _root(node: ast.expr) -> str:
-    """The name that a term begins with: `store` of `store.rows[3]`."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _changed_by(statement: ast.stmt, changed: Mapping[str, Set[int]]) -> Iterator[str]:

@@ -43,7 +43,7 @@ def line_that_logs(stack: Sequence[Frame]) -> Frame | None:
     caller = None
     forks = False
     for frame, called in zip_longest(stack, stack[1:]):
-        if called is not None and not _LOGS.match(called.file) and _iterates(frame):
+        if _iterates(frame) and called is not None and not _LOGS.match(called.file):
             continue
         if _LOGS.match(frame.file) or (frame.name in _SELF_LOG and _LIGHTNING_MODULE.match(frame.file)):
             return None if forks else caller

@@ -47,10 +47,15 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def root_of(node: ast.AST) -> str:
+def root_of(node: ast.AST, *, views: bool = True) -> str:
     """The name of the object that something is a part, or a view, of: `mask` of `mask.data[0].view(-1)`; empty: it is
-    none of a named object."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+    none of a named object.
+
+    Args:
+        node: a term.
+        views: what a call of a method, or of the object, returns counts as a view of it.
+    """
+    while isinstance(node, ast.Attribute | ast.Subscript) or (views and isinstance(node, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
