@@ -64,6 +64,7 @@ class Rank:
     gpu_bytes: int | None = None
     cpu_s: float = 0.0
     runqueue_s: float | None = None
+    main_thread_s: float | None = None
     sites: tuple[Site, ...] = ()
     copies: Mapping[tuple[str, str], CopyTotals] = field(default_factory=dict)
     saves: int = 0
@@ -157,7 +158,12 @@ class Rank:
         }
         waits = {} if self.runqueue_s is None else {Role.TRAINER: self.runqueue_s}
         return RankProcesses(
-            rank=self.rank, usage=usage, workers_alive=2, runqueue_s=waits, shm_inflight_bytes={5: self.inflight_bytes}
+            rank=self.rank,
+            usage=usage,
+            workers_alive=2,
+            runqueue_s=waits,
+            main_thread_s=self.main_thread_s,
+            shm_inflight_bytes={5: self.inflight_bytes},
         )
 
 

@@ -65,6 +65,16 @@ def test_cpu_time_is_that_of_the_window_and_its_queue_only_where_it_is_counted(n
     assert (uncounted.trainer_runqueue_s, rank.trainer_runqueue_s) == (None, 1.5)
 
 
+def test_the_time_of_the_first_thread_is_that_of_one_process(node: Node) -> None:
+    seen: list[float | None] = []
+    for main_s in (None, 3.0, 5.5, 1.0):  # the last one is of another process
+        before = node.look()
+        node.ranks[0].main_thread_s = main_s
+        seen.append(between(before, node.train(5)).ranks[0].main_thread_s)
+
+    assert seen == [None, None, 2.5, None]
+
+
 def test_pauses_and_memory_keep_their_gauges(node: Node) -> None:
     node.ranks[0].gpu_bytes = 100 * MIB
     before = node.look()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from healthy_node import STEPS, facts, gpu, rank, rules, window
+from healthy_node import STEPS, facts, gpu, gpu_memory, rank, rules, window
 from rule_cases import looping_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
@@ -37,6 +37,34 @@ def test_a_line_that_works_on_tensors_is_not_one_with_the_call_below_it() -> Non
 
     assert (on_gpu.line, on_gpu.evidence["samples_in_line"]) == (11, 35)
     assert {(each.line, each.evidence["samples_in_line"]) for each in on_cpu} == {(10, 30), (11, 35)}
+
+
+AVERAGED = {"train.py:90": 45, "ema.py:9": 14, "ema.py:12": 12, "log.py:3": 60}
+COPYING = {"train.py:90": "update", "ema.py:9": "copy.deepcopy", "ema.py:12": "x.load_state_dict", "log.py:3": "json.x"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, {("ema.py", 9, 71), ("log.py", 3, 60)}),
+        ({"after_step": {}}, {("train.py", 90, 45), ("log.py", 3, 60)}),
+        ({"after_step": dict.fromkeys(AVERAGED, "all")}, {("train.py", 90, 45), ("log.py", 3, 60)}),
+        ({"calling": {**AVERAGED, "train.py:90": 0}}, {("log.py", 3, 60)}),
+        ({"gpu": gpu_memory()}, {("log.py", 3, 60)}),
+    ],
+    ids=["", "not known to belong together", "mostly something else", "too little", "may wait for the GPU"],
+)
+def test_all_of_a_function_after_a_step_that_averages_copies_of_the_weights_is_one_loss(
+    changes: dict[str, Any], found: set[tuple[str, int, int]]
+) -> None:
+    part = dict.fromkeys(("train.py:90", "ema.py:9", "ema.py:12"), "train.py:90")
+    averages = rank(
+        **{"samples": 300, "gpu": None, "calling": AVERAGED, "calls": COPYING, "after_step": part, **changes}
+    )
+
+    told = advise(window(averages))
+
+    assert {(each.file, each.line, each.evidence["samples_in_line"]) for each in told} == found
 
 
 def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_last_one() -> None:

@@ -187,8 +187,20 @@ def test_the_line_that_holds_a_fetch_of_the_training_thread_is_told() -> None:
     (found,) = advise(alone(10.0, 90.0, cpu_ms=98.0, changes=SAMPLED, cores=1.0))
 
     assert (hidden.rule, hidden.file, hidden.line) == ("dataloader-too-few-workers", "train.py", 41)
-    assert hidden.advice.endswith("90% of a fetch is json.load at data.py:9: is it needed for each sample?")
+    assert "90% of a fetch is json.load at data.py:9: is it needed for each sample?" in hidden.advice
     assert (found.rule, found.file, found.line) == ("dataloader-slow-transform", "data.py", 9)
+
+
+def test_where_workers_take_cores_from_training_the_line_is_what_is_lost() -> None:
+    """Training computes for 30 ms on both cores, so a worker's 20 ms only move; without the line they are gone."""
+    line = {**SAMPLED, "facts": facts(loader={"num_workers": 0}, torch_threads=2)}
+    (found,) = advise(alone(30.0, 20.0, cpu_ms=78.0, changes=line, cores=2.0))
+    (unknown,) = advise(alone(30.0, 20.0, cpu_ms=78.0, changes={"facts": line["facts"]}, cores=2.0))
+
+    assert found.rule == unknown.rule == "dataloader-too-few-workers"
+    assert found.seconds_per_step == pytest.approx(0.9 * 0.020)
+    assert unknown.seconds_per_step < found.seconds_per_step
+    assert f"with workers {1e3 * unknown.seconds_per_step:.3g} ms." in found.advice
 
 
 def test_two_ranks_that_fetch_for_themselves_fill_two_cores() -> None:
@@ -207,6 +219,17 @@ def test_a_fetch_that_waits_for_its_core_half_of_the_time_computes_all_the_same(
     assert rules(window(*four, cores=2.0)) == ["dataloader-slow-transform"]
     uncounted = [replace(each, trainer_runqueue_s=None) for each in four]
     assert rules(window(*uncounted, cores=2.0)) == []
+
+
+@pytest.mark.parametrize(("main_ms", "told"), [(75.0, ["dataloader-slow-transform"]), (60.0, []), (None, [])])
+def test_of_a_process_whose_other_threads_may_have_used_the_cores_the_first_thread_tells_what_it_computes(
+    main_ms: float | None, told: list[str]
+) -> None:
+    """Its step without the fetch takes 30 ms, in which eight threads may compute."""
+    main_s = None if main_ms is None else main_ms * STEPS / 1e3
+    threads = {"facts": facts(loader={"num_workers": 0}, torch_threads=8), "main_thread_s": main_s}
+
+    assert rules(alone(30.0, 70.0, cpu_ms=240.0, changes=threads, cores=2.0)) == told
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,7 @@ def test_waiting_for_a_core_is_told_by_role_and_stays_when_a_worker_ends(fake: F
     fake.put(12, waited=2)
     (rank,) = sampler.read(0.0).values
     assert rank.runqueue_s == {Role.TRAINER: 7.0, Role.WORKERS: 3.0}
+    assert rank.main_thread_s == 3.0
 
     fake.remove(11)
     fake.put(10, waited=5, children=(12,))

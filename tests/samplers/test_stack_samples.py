@@ -344,6 +344,24 @@ def test_what_saves_is_no_line_of_python(tmp_path: Path) -> None:
     assert (samples.tally.saving, samples.tally.innermost) == ({0: 30}, {})
 
 
+def test_what_belongs_to_one_function_after_a_step_is_known(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "def average(model):\n    new = copy.deepcopy(model)\n    return mix(new)\n\n"
+        "while True:\n    loss.backward()\n    average(model)\n    json.dump(seen, file)\n"
+    )
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    copies = Frame("deepcopy", "/usr/lib/python3.11/copy.py", 118)
+    dumps = Frame("dump", "/usr/lib/python3.11/json/__init__.py", 179)
+    called = [Frame("<module>", str(program), 7)]
+    copying, mixing = (Frame("average", str(program), line) for line in (2, 3))
+    for frames in ([copies, copying, *called], [mixing, *called], [dumps, Frame("<module>", str(program), 8)]):
+        samples.add(place, "other", frames)
+
+    loop = f"{program}:7"
+    assert samples.tally.after_step == {(0, f"{program}:2"): loop, (0, loop): loop, (0, f"{program}:8"): f"{program}:8"}
+
+
 def test_in_forward_a_function_in_c_counts_if_it_cannot_be_a_part_of_the_model(tmp_path: Path) -> None:
     """With a dataloader, forward is all from the batch to backward."""
     program = tmp_path / "train.py"
@@ -417,6 +435,8 @@ def test_a_one_hot_matrix_is_told_where_its_line_is_what_computes(tmp_path: Path
 
     assert samples.tally.calling == {(0, f"{program}:2"): 2}
     assert samples.tally.calls == {(0, f"{program}:2"): "one_hot"}
+    samples.add(place, "forward", [linear, calls, Frame("forward", str(program), 2)])
+    assert samples.tally.calls == {(0, f"{program}:2"): "product with one_hot"}
 
 
 def test_a_loop_that_takes_tensors_apart_is_told_where_it_only_moves_elements(tmp_path: Path) -> None:

@@ -126,9 +126,12 @@ def why_no_workers(seen: Seen) -> list[str]:
 def _advised(seen: Seen, site: str) -> tuple[int, float, str] | None:
     """The number of workers that a finding about this loader advises, what it saves, and its rule."""
     for finding in seen.findings:
-        workers = finding.get("evidence", {}).get("workers_advised")
+        evidence = finding.get("evidence", {})
+        workers = evidence.get("workers_advised")
         if isinstance(workers, int | float) and _place(finding) in ("", line_of(site)):
-            return round(workers), finding["seconds_per_step"], finding["rule"]
+            with_s = evidence.get(f"step_seconds_with_{round(workers)}_workers")  # without workers a line may save more
+            saved_s = finding["seconds_per_step"] if with_s is None else evidence["step_seconds"] - with_s
+            return round(workers), saved_s, finding["rule"]
     return None
 
 

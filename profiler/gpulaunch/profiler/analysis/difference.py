@@ -129,11 +129,13 @@ def _rank(
         workers_cpu_s=workers_cpu_s,
         workers_system_s=workers_system_s,
         trainer_runqueue_s=trainer_runqueue_s,
+        main_thread_s=_main_thread_s(*processes),
         shm_inflight_bytes=None if now is None else now.shm_inflight_bytes,
         facts=new.facts,
         samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
         calling=_calling(rank, before, after, holding_gil),
+        after_step=_lines_of(rank, after.after_step),
         before_backward=after.before_backward.get(rank, 0),
         looping=_lines_of(rank, after.looping),
         loop_ends=_lines_of(rank, after.loop_ends),
@@ -230,6 +232,14 @@ def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tu
     if role in old.runqueue_s and role in new.runqueue_s:
         waited_s = max(0.0, new.runqueue_s[role] - old.runqueue_s[role])
     return max(0.0, used_s), max(0.0, system_s), waited_s
+
+
+def _main_thread_s(old: RankProcesses | None, new: RankProcesses | None) -> float | None:
+    """How long the first thread of a rank's process ran, or was ready to; None if it is another process."""
+    if old is None or new is None or old.main_thread_s is None or new.main_thread_s is None:
+        return None
+    wanted_s = new.main_thread_s - old.main_thread_s
+    return wanted_s if wanted_s >= 0 else None
 
 
 def _workers_of(rank: int, snapshot: Snapshot) -> LoaderWorkers | None:

@@ -14,6 +14,7 @@ from gpulaunch.profiler.record.line_calls import (
     KEEPS_LOGITS,
     OBSERVES,
     ONE_HOT,
+    ONE_HOT_PRODUCT,
     PAIRS,
     PAIRS_FORWARD,
     PERMUTATION,
@@ -24,9 +25,11 @@ from gpulaunch.profiler.record.line_calls import (
 )
 
 CONVERTS: Final = "torch.tensor"
+COPIES: Final = r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)"
+"""Functions that copy all weights."""
 _CURES: Final = (
     (
-        r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
+        COPIES,
         "Copy every N steps; for an average of the weights, update it in place every few steps.",
     ),
     (
@@ -142,8 +145,11 @@ IN_PLACE_OF_CALLS: Final = {
     ),
     PERMUTATION: "This line draws a permutation of everything for a few of its elements: torch.randint draws only "
     "those, if it may draw one twice; or go through one permutation in each epoch.",
-    ONE_HOT: "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
-    "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
+    **dict.fromkeys(
+        (ONE_HOT, ONE_HOT_PRODUCT),
+        "This line makes a matrix of zeros with a one in each row, which products mostly multiply by zero: "
+        "look the rows up by their indices (nn.Embedding); a loss such as cross_entropy takes indices, too.",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ fifteenth after some minutes. Lines that follow each other are one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -14,10 +15,11 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
-from gpulaunch.profiler.analysis.line_advice import CONVERTS, IN_PLACE_OF_CALLS, advice_on
+from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
+    COPIED,
     EVERY_STEP,
     GRAPH_NODES,
     LOOP_SHARE,
@@ -36,6 +38,7 @@ from gpulaunch.profiler.record.line_calls import (
     ANOMALY,
     DRAWS_ORDER,
     ONE_HOT,
+    ONE_HOT_PRODUCT,
     PAIRS,
     PYTHON,
     SINGULAR,
@@ -64,7 +67,7 @@ def logging_stall(window: Window) -> Iterator[Loss]:
 def hot_line(window: Window) -> Iterator[Loss]:
     """One line of the program, outside of the model's compute, holds a part of every step."""
     for rank in window.over.ranks:
-        for found in _sampled(rank, rank.calling, "samples_in_line"):
+        for found in _sampled(rank, _with_copies(rank), "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
             meets = call.endswith(_MEETS)
             if meets:
@@ -76,7 +79,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
-            if call in (PAIRS, SINGULAR):  # with as large a part of backward as it has of forward
+            if call in (ONE_HOT_PRODUCT, PAIRS, SINGULAR):  # with as large a part of backward as it has of forward
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=found.seconds_per_step + back_s)
@@ -88,7 +91,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
             # The program may need what it computes itself; and where ranks wait for each other, they also wait for the
             # last one, which may be another one each time.
             measured = in_library and not meets
-            least = LOST_MEASURED if measured else CONVERTED if call in (CONVERTS, ONE_HOT) else LOST
+            least = LOST_MEASURED if measured else CONVERTED if call in (CONVERTS, ONE_HOT, ONE_HOT_PRODUCT) else LOST
             if found.seconds_per_step < least.value * rank.step_s:
                 continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
@@ -124,7 +127,7 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
         before_s = sum(rank.phase_s(phase) for phase in _BEFORE_BACKWARD)
         for found in _sampled(rank, rank.looping, "samples_in_loop", rank.before_backward, before_s):
             count, samples = (float(found.evidence[each]) for each in ("samples_in_loop", "samples"))
-            if count < LOOP_SHARE.value * samples:
+            if count / samples + standard_error(round(count), round(samples)) < LOOP_SHARE.value:
                 continue
             loop_s = found.seconds_per_step
             back_s = min(1.0, loop_s / forward_s) * backward_s
@@ -152,6 +155,25 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
                 f"nodes of {node_us:.0f} us each. Such small operations are mostly torch's own work; on a GPU "
                 "each is a kernel launch.",
             )
+
+
+def _with_copies(rank: RankWindow) -> dict[str, int]:
+    """The samples of lines outside of the model's compute, where those of a function after a step that copies the
+    weights, to average them, are together at the line with most of its copies: alone each may be too few. On a GPU
+    what averages may wait for it."""
+    lines = dict(rank.calling)
+    if rank.gpu is not None:
+        return lines
+    copies = [line for line in lines if re.fullmatch(COPIES, rank.calls.get(line, ""))]
+    for function in {rank.after_step[line] for line in copies if line in rank.after_step}:
+        within = [line for line in lines if rank.after_step.get(line) == function]
+        copying = [line for line in within if line in copies]
+        total = sum(lines[line] for line in within)
+        copied = sum(lines[line] for line in copying)
+        if copied >= COPIED.value * total and total >= LOST.value * rank.samples:
+            at = max(copying, key=lines.__getitem__)
+            lines = {line: count for line, count in lines.items() if line not in within} | {at: total}
+    return lines
 
 
 def _graph_nodes(rank: RankWindow) -> float:

@@ -48,14 +48,22 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
             continue  # `pinned_workers` reports it
         now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
         line, evidence = (None, {}) if supply.workers else slow_line((rank,))
-        what = f"{evidence.get('call') or 'what it does'} at {line}" if line else ""
+        cheaper = ""
+        if line:
+            line_ratio = float(evidence["line_ratio"])
+            what = evidence.get("call") or "what it does"
+            cheaper = f" {line_ratio:.0%} of a fetch is {what} at {line}: is it needed for each sample?"
+            line_s = line_ratio * rank.phase_s("data_wait")
+            if line_s > supply.step_s - step_s:  # workers take cores from training
+                cheaper += f" Without it a step would take {1e3 * line_s:.3g} ms less, with workers "
+                cheaper += f"{1e3 * (supply.step_s - step_s):.3g} ms."
+                step_s = supply.step_s - line_s
         loss = _loss(
             rank,
             supply,
             step_s,
             advice=f"Set num_workers={workers} ({now}) and persistent_workers=True, so that batches are ready when "
-            "training needs them."
-            + (f" {evidence['line_ratio']:.0%} of a fetch is {what}: is it needed for each sample?" if line else ""),
+            f"training needs them.{cheaper}",
             workers_advised=workers,
             **_curve(rank, supply, workers),
         )
@@ -356,14 +364,16 @@ def _is_unread(rank: RankWindow, supply: LoaderModel) -> bool:
 def _computes_share(rank: RankWindow, supply: LoaderModel) -> float:
     """A lower bound of the share of its wait that a rank without workers was on a core, or ready for one.
 
-    CPU time is counted for the whole process. The most that its threads can have used in the rest of the step, all of
-    them all of the time, is subtracted.
+    The most that threads can have used in the rest of the step, all of the time, is subtracted: of its first thread,
+    which usually fetches, and of all threads that compute.
     """
-    threads = number(rank.facts, "torch_threads") or supply.cores
-    if threads is None or not supply.wait_s:
+    wanted_s = [] if rank.main_thread_s is None else [rank.main_thread_s / rank.steps - supply.own_s]
+    if threads := number(rank.facts, "torch_threads") or supply.cores:
+        all_s = rank.trainer_cpu_s + (rank.trainer_runqueue_s or 0.0)
+        wanted_s.append(all_s / rank.steps - max(1.0, threads) * supply.own_s)
+    if not supply.wait_s:
         return 0.0
-    wanted_s = (rank.trainer_cpu_s + (rank.trainer_runqueue_s or 0.0)) / rank.steps
-    return min(1.0, max(0.0, wanted_s - max(1.0, threads) * supply.own_s) / supply.wait_s)
+    return min(1.0, max([0.0, *wanted_s]) / supply.wait_s)
 
 
 def _reads_storage(workers: LoaderWorkers | None) -> bool:

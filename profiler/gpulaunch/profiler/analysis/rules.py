@@ -34,7 +34,8 @@ RULES: Final = (
         "something other than storage.",
         costs="The current step time minus the step time with the advised workers: `max(own, batches * fetch / "
         "workers, cpu / cores)`, where `own` is the step without its data wait (if there are no workers, with the "
-        "transfer of batches from one) and `cpu` the CPU time of all ranks per step.",
+        "transfer of batches from one) and `cpu` the CPU time of all ranks per step. Without workers, the part of the "
+        "data wait in the line that holds most of the fetches, if that is more: workers take cores from training.",
         fix="`DataLoader(..., num_workers=N, persistent_workers=True)`; workers that compute need a free core each.",
         suppressed="Workers already wait for cores, or at a lock; or workers that compute would find no free one; "
         "fetches are shorter than the overhead of a worker; the model predicts too small a gain; or there are none, "
@@ -488,8 +489,9 @@ RULES: Final = (
         "begins an epoch (`next(iter(loader))`). The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time; "
         "where ranks wait for each other, what it takes the last one; of distances the same part of backward, too; in "
-        "anomaly mode what its checks at least take in backward. A bound, if the line computes with tensors or in "
-        "Python: the program may need that.",
+        "anomaly mode what its checks at least take in backward; of copies of the weights all of the function that the "
+        "loop calls after `backward`, or of a callback's method, as an average in place needs none of it. A bound, if "
+        "the line computes with tensors or in Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
@@ -500,7 +502,7 @@ RULES: Final = (
         "there are few samples so far.",
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
-            *(thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
+            *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
             *(thresholds.NAN_CHECK_US, thresholds.NAN_CHECK_NS, thresholds.NAN_CHECK_SHARE),
         ),
     ),

@@ -50,6 +50,7 @@ class Tally:
         self._samples = Counter[int]()
         self._logged = Counter[RankLine]()
         self._calling = LineCounts()
+        self._after_step: dict[RankLine, str] = {}
         self._backward = Counter[RankLine]()
         self._before_backward = Counter[tuple[int, bool]]()
         self._looping = Counter[_Counted]()
@@ -76,6 +77,7 @@ class Tally:
         logs: str = "",
         at: str = "",
         calls: str = "",
+        after_step: str = "",
         spans_steps: bool = False,
         saves: bool = False,
     ) -> None:
@@ -87,6 +89,7 @@ class Tally:
             logs: `path:line` of the call into logging; empty: the thread was not inside logging.
             at: `path:line` of a call outside of the model's compute; empty: there is none.
             calls: the function that the line calls; empty: it is not known.
+            after_step: what the line is a part of that the program, or a callback, runs after a step; empty: nothing.
             spans_steps: that call contains the training loop, so it is none of a step.
             saves: the thread is in a function that saves checkpoints, outside of the phase that is measured, and in no
                 line above.
@@ -103,6 +106,8 @@ class Tally:
                 self._spanning.add((rank, at))
         elif at:
             self._calling.add((rank, at), calls)
+            if after_step and len(self._after_step) < MOST_LINES:
+                self._after_step[rank, at] = after_step
             if calls == KEEPS_LOGITS:
                 count_up_to(self._keeping_logits, (rank, at), MOST_LINES)
             self._indexing[rank] += phase == "data_wait"
@@ -204,6 +209,11 @@ class Tally:
         elsewhere = self._trains_elsewhere()
         counts = {line: count for line, count in self._calling.counts.items() if line not in self._spanning}
         return {line: n for line, n in (counts | self._evaluating()).items() if line[0] not in elsewhere}
+
+    @property
+    def after_step(self) -> Mapping[RankLine, str]:
+        """What these lines are a part of that runs after a step, where they are of one."""
+        return dict(self._after_step)
 
     def _evaluating(self) -> dict[RankLine, int]:
         """Those that keep the logits of an evaluation which has no other line of the program than that of all steps."""

@@ -87,6 +87,13 @@ CONVERTED: Final = Limit(
     why="a program that makes its data in Python has to convert them: a simulation of 64 workshops did for 0.20 of its "
     "steps",
 )
+COPIED: Final = Limit(
+    name="copied",
+    value=0.25,
+    unit="share",
+    why="of a function after a step; averages of the weights by their copies had 0.4 to 0.7 of it in these, and the "
+    "rest in arithmetic; with less, the function is for something else",
+)
 LOST_MEASURED: Final = Limit(
     name="measured loss", value=0.05, unit="share", why="a measured loss needs no margin for a model"
 )
@@ -350,7 +357,8 @@ LOOP_SHARE: Final = Limit(
     value=0.3,
     unit="",
     why="of a loop that takes less, the short nodes may be of another part of the model; loops over faces and boxes "
-    "had 0.73 to 0.95, over voices and parts of a mixture 0.54 and 0.33",
+    "had 0.73 to 0.95, over voices and parts of a mixture 0.54 and 0.33; of few samples it may be less by their "
+    "standard error, as in another run of these parts: 0.28 of 152",
 )
 NODE_OVERHEAD_US: Final = Limit(
     name="torch's own part of a node",

@@ -37,6 +37,8 @@ class Snapshot:
     """Those of them inside logging, by rank and the program's line; see `tally.Tally`."""
     calling: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in other calls outside of the model's compute."""
+    after_step: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    """What these lines are a part of that runs after a step; see `tally.Tally`."""
     innermost: Mapping[tuple[int, str, str], int] = field(default_factory=dict[tuple[int, str, str], int])
     """Those of them whose innermost line calls nothing written in Python, by rank, that line, and the line that counts
     for them in `calling`; empty: none does."""
@@ -127,6 +129,8 @@ class RankWindow:
     """The part of that in the kernel."""
     trainer_runqueue_s: float | None
     """None where the kernel does not count it."""
+    main_thread_s: float | None = None
+    """How long the first thread of the rank's process ran, or was ready to; None where it is not known."""
     shm_inflight_bytes: Mapping[int, int] | None
     """Of batches in flight at its end, by the pid of the worker that made them; None where it may not be read."""
     facts: Mapping[str, Any]
@@ -136,6 +140,9 @@ class RankWindow:
     """Those inside logging, by the program's line."""
     calling: Mapping[str, int]
     """Those in other calls outside of the model's compute, by the program's line."""
+    after_step: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What these lines are a part of that runs after a step: the line of the loop that calls it, or the method of a
+    callback."""
     indexing: int = 0
     """Those of them in a sampler that a dataloader asks for indices."""
     saving_share: float = 0.0

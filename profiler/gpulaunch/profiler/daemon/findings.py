@@ -53,6 +53,7 @@ class Findings:
                 samples=tally.samples,
                 logged=tally.logged,
                 calling=tally.calling,
+                after_step=tally.after_step,
                 innermost=tally.innermost,
                 holding_gil=tally.holding_gil,
                 before_backward=tally.before_backward,

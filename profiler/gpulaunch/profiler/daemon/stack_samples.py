@@ -17,6 +17,7 @@ from gpulaunch.profiler.record.line_calls import (
     FORWARD_AGAIN,
     OBSERVES,
     ONE_HOT,
+    ONE_HOT_PRODUCT,
 )
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
@@ -99,7 +100,10 @@ class StackSamples:
             self.tally.add(place.rank, phase, logs=self._shown(place, logs.file, logs.line))
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
-        call = None if innermost is None or is_metric else self._outside_compute(innermost, phase, frames)
+        after_step = self._after_step(innermost, frames) if innermost is not None and phase in _BETWEEN else None
+        call = None
+        if innermost is not None and not is_metric:
+            call = self._outside_compute(innermost, phase, frames, after_step and after_step[0])
         if call is None and not is_metric:
             call = self._in_vain(phase, frames)
         saves = call is None and phase in _BETWEEN and in_save(frames)
@@ -110,7 +114,14 @@ class StackSamples:
                 self._add_loops(place, phase, frames)
         else:
             at = self._shown(place, call.file, call.line)
-            self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
+            self.tally.add(
+                place.rank,
+                phase,
+                at=at,
+                calls=call.name,
+                after_step=after_step[1] if after_step else "",
+                spans_steps=spans_steps(call, phase),
+            )
 
     def add_worker(self, place: RankPlace, frames: Sequence[Frame]) -> None:
         """Take a sample of what may fetch a batch for a rank, the deepest frame first; outside of that, none counts."""
@@ -148,13 +159,14 @@ class StackSamples:
         self.tally.gil.add(place.rank, f"{self._path(place, file)} {name}" if file else name, calls)
         return True
 
-    def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame]) -> Call | None:
+    def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame], after_step: Call | None) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none.
 
         Args:
             call: the program's innermost line, and what it calls.
             phase: of the sample.
             frames: all of the stack, the deepest first.
+            after_step: see `_after_step`; what works on tensors may be a part of the loss, unless it is in this.
         """
         if call.name == ANOMALY:
             return self._at_its_cause(call, frames)
@@ -174,14 +186,21 @@ class StackSamples:
                 return replace(call, name=name)
             if self._sources.is_excused(call.file, call.line):
                 return None
-        if phase not in _BETWEEN:
-            return None
-        # What works on tensors may be a part of the loss, unless the loop runs it after backward.
+        return after_step
+
+    def _after_step(self, call: Call, frames: Sequence[Frame]) -> tuple[Call, str] | None:
+        """Return the line of the program's loop after `backward` that a stack is in, or that of a method of a callback,
+        and what is the same for all that belongs to it; None: there is none.
+
+        Args:
+            call: the program's innermost line, and what it calls.
+            frames: all of the stack, the deepest first.
+        """
         for line in lines_of_program(frames):
             is_innermost = (line.file, line.line, call.name) == (call.file, call.line, "")
             may_wait = is_innermost or call.origin == "torch" or call.in_model
             if self._sources.is_after_backward(line.file, line.line, may_wait=may_wait):
-                return line
+                return line, f"{line.file}:{line.line}"
         return in_callback(frames)
 
     def _in_vain(self, phase: str, frames: Sequence[Frame]) -> Call | None:
@@ -205,9 +224,9 @@ class StackSamples:
         inner = lines[-1]
         if name := self._sources.idiom(inner.file, inner.line):
             return replace(inner, name=name)
-        if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
-            return replace(inner, name=ONE_HOT)
         calls_nothing = (inner.file, inner.line) == (frames[0].file, frames[0].line)
+        if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
+            return replace(inner, name=ONE_HOT if calls_nothing else ONE_HOT_PRODUCT)
         if calls_nothing and (loop := self._sources.loop_over_elements(inner.file, inner.line)):
             return replace(inner, line=loop, name=ELEMENTS)
         return None

@@ -74,6 +74,9 @@ class RankProcesses:
     runqueue_s: Mapping[Role, float] = field(default_factory=dict[Role, float])
     """Seconds that threads of the role were ready to run but had no core, including processes that ended. Summed over
     all threads, so more than a second per second is possible. Empty where the kernel does not count it."""
+    main_thread_s: float | None = None
+    """Seconds that the first thread of the rank's process ran, or was ready to, since it was started; None where the
+    kernel does not count it."""
     threads: float | None = None
     """How many threads of the rank, workers included, ran or waited for a core, on average between the last two
     samples of each; None before the second. If the sum over all ranks exceeds the node's cores: oversubscribed."""

@@ -97,6 +97,12 @@ class _Rank:
         return [process for process in found if process.stat.comm == DATALOADER_WORKER]
 
     @property
+    def main_thread_s(self) -> float | None:
+        """How long the first thread of its own process ran, or was ready to; None if that is not known."""
+        trainer = self.known.get(self.trainer_pid)
+        return None if trainer is None else trainer.threads.wanted_s(trainer.pid)
+
+    @property
     def may_hold(self) -> bool:
         """Whether there may be batches: a rank that has and had no workers has none."""
         return self.inflight is None or bool(self.inflight or self.workers)
@@ -306,6 +312,7 @@ class ProcessSampler:
             workers_alive=len(rank.workers),
             worker_cores=self._worker_cores(rank),
             runqueue_s=runqueue_s,
+            main_thread_s=rank.main_thread_s,
             threads=sum(wanting) if wanting and self._waits_counted else None,
             shm_inflight_bytes=_by_maker(rank),
         )

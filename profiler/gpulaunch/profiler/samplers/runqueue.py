@@ -43,6 +43,11 @@ class RunQueue:
         self.looked_s = now
         self._threads = threads
 
+    def wanted_s(self, tid: int) -> float | None:
+        """Return how long a thread ran, or was ready to, since it was started; None if that is not known."""
+        times = self._threads.get(tid)
+        return None if times is None else (times.ran_ns + times.waited_ns) / 1e9
+
 
 def parse_schedstat(text: bytes) -> ThreadTimes | None:
     """Parse a schedstat file: ns on a core, ns ready and waiting, number of time slices. None if it is invalid."""

@@ -243,8 +243,9 @@ def in_compiled(frames: Sequence[Frame]) -> bool:
     return len(frames) > 1 and _COMPILED.match(frames[1].file) is not None
 
 
-def in_callback(frames: Sequence[Frame]) -> Call | None:
-    """Return the program's line in a method that a trainer calls between the parts of its steps; None outside of one.
+def in_callback(frames: Sequence[Frame]) -> tuple[Call, str] | None:
+    """Return the program's line in a method that a trainer calls between the parts of its steps, and the name of that;
+    None outside of one.
 
     Args:
         frames: the deepest first.
@@ -252,8 +253,7 @@ def in_callback(frames: Sequence[Frame]) -> Call | None:
     for depth, frame in enumerate(frames[:-1]):
         if _HOOK.fullmatch(_function(frame)) and _origin(frame.file)[0] == "program":
             is_called_by_package = _origin(frames[depth + 1].file)[0] == "package"
-            below = lines_of_program(frames[: depth + 1])
-            return below[0] if is_called_by_package else None
+            return (lines_of_program(frames[: depth + 1])[0], frame.name) if is_called_by_package else None
     return None
 
 

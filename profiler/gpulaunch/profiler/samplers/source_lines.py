@@ -64,6 +64,7 @@ _PLAIN: Final = (
 _WAITS: Final = frozenset({"item", "to"})
 """Methods that wait for the GPU, often of an argument of a call that takes time itself: `log(loss.item())`."""
 _FLOATS: Final = frozenset({"float", "half", "bfloat16", "double", "to", "type", "type_as"})
+_JOINS: Final = frozenset({"cat", "concat", "concatenate", "hstack", "column_stack"})
 _NOT_TOLD: Final = frozenset(
     {"torch", "torchvision", "__future__", "gc", "time", "math", "operator", "functools", "itertools", "sys"}
 )
@@ -289,7 +290,8 @@ def _trained_copies(tree: ast.Module, imported: dict[str, str]) -> Iterator[ast.
 
 def _makes_one_hot(statement: ast.stmt) -> bool:
     names = {last_name(call) for call in calls_in(statement)}
-    return "one_hot" in names and not names.isdisjoint(_FLOATS)
+    # Beside something else in one row of a product, it may be a few columns of many.
+    return "one_hot" in names and not names.isdisjoint(_FLOATS) and names.isdisjoint(_JOINS)
 
 
 def _is_foreign(called: str) -> bool:
