@@ -34,7 +34,7 @@ SEARCHED: Final = 200
 """Backward passes in which all ranks used all parameters, until the search is taken to be in vain."""
 _FACTS: Final = (
     *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
-    *("broadcast_buffers", "static_graph", "comm_hook", "num_parameter_tensors", "total_parameter_size_bytes"),
+    *("broadcast_buffers", "static_graph", "comm_hook", "num_parameter_tensors"),
 )
 
 
