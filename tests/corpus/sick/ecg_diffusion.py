@@ -73,7 +73,7 @@ class Averaged:
             return
         new, old = model.state_dict(), self.model.state_dict()
         mixed = {k: self.decay * v + (1 - self.decay) * new[k] for k, v in old.items()}
-        self.model.load_state_dict(mixed)
+        self.model.load_state_dict(mixed)  # cause: hot-line
 
 
 def schedule():
