@@ -187,7 +187,10 @@ def test_the_line_that_holds_a_fetch_of_the_training_thread_is_told() -> None:
     (found,) = advise(alone(10.0, 90.0, cpu_ms=98.0, changes=SAMPLED, cores=1.0))
 
     assert (hidden.rule, hidden.file, hidden.line) == ("dataloader-too-few-workers", "train.py", 41)
-    assert "90% of a fetch is json.load at data.py:9: is it needed for each sample?" in hidden.advice
+    assert hidden.advice.endswith(
+        "90% of a fetch is json.load at data.py:9: is it needed for each sample? Without it a step would take 81 ms "
+        "less, with workers 75.5 ms."
+    )
     assert (found.rule, found.file, found.line) == ("dataloader-slow-transform", "data.py", 9)
 
 

@@ -425,12 +425,20 @@ def test_a_one_hot_matrix_is_told_where_its_line_is_what_computes(tmp_path: Path
         "    vectors = project(F.one_hot(words, 9000).float())\n"
         "    scores = net(vectors)\n"
         "    return F.one_hot(words, 9000)\n"
+        "    joined = project(torch.cat([scores, F.one_hot(kinds, 9).float()], 1))\n"
     )
     samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
     calls = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
     linear = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
     several = Frame("Sequential.forward", f"{PACKAGES}/torch/nn/modules/container.py", 250)
-    for line, below in ((2, []), (2, [linear, calls]), (2, [linear, calls, several, calls]), (3, []), (4, [])):
+    for line, below in (
+        (2, []),
+        (2, [linear, calls]),
+        (2, [linear, calls, several, calls]),
+        (3, []),
+        (4, []),
+        (5, [linear, calls]),
+    ):
         samples.add(place, "forward", [*below, Frame("forward", str(program), line)])
 
     assert samples.tally.calling == {(0, f"{program}:2"): 2}

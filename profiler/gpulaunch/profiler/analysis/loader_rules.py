@@ -367,13 +367,15 @@ def _computes_share(rank: RankWindow, supply: LoaderModel) -> float:
     The most that threads can have used in the rest of the step, all of the time, is subtracted: of its first thread,
     which usually fetches, and of all threads that compute.
     """
-    wanted_s = [] if rank.main_thread_s is None else [rank.main_thread_s / rank.steps - supply.own_s]
+    if not supply.wait_s:
+        return 0.0
+    wanted_s = [0.0]
+    if rank.main_thread_s is not None:
+        wanted_s.append(rank.main_thread_s / rank.steps - supply.own_s)
     if threads := number(rank.facts, "torch_threads") or supply.cores:
         all_s = rank.trainer_cpu_s + (rank.trainer_runqueue_s or 0.0)
         wanted_s.append(all_s / rank.steps - max(1.0, threads) * supply.own_s)
-    if not supply.wait_s:
-        return 0.0
-    return min(1.0, max([0.0, *wanted_s]) / supply.wait_s)
+    return min(1.0, max(wanted_s) / supply.wait_s)
 
 
 def _reads_storage(workers: LoaderWorkers | None) -> bool:

@@ -100,9 +100,9 @@ class StackSamples:
             self.tally.add(place.rank, phase, logs=self._shown(place, logs.file, logs.line))
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
-        after_step = self._after_step(innermost, frames) if innermost is not None and phase in _BETWEEN else None
-        call = None
+        call = after_step = None
         if innermost is not None and not is_metric:
+            after_step = self._after_step(innermost, frames) if phase in _BETWEEN else None
             call = self._outside_compute(innermost, phase, frames, after_step and after_step[0])
         if call is None and not is_metric:
             call = self._in_vain(phase, frames)

@@ -97,10 +97,9 @@ class _Rank:
         return [process for process in found if process.stat.comm == DATALOADER_WORKER]
 
     @property
-    def main_thread_s(self) -> float | None:
-        """How long the first thread of its own process ran, or was ready to; None if that is not known."""
-        trainer = self.known.get(self.trainer_pid)
-        return None if trainer is None else trainer.threads.wanted_s(trainer.pid)
+    def trainer(self) -> _Process | None:
+        """Its own process; None if it was not found."""
+        return self.known.get(self.trainer_pid)
 
     @property
     def may_hold(self) -> bool:
@@ -110,7 +109,7 @@ class _Rank:
     @property
     def holders(self) -> list[int]:
         """The pids of the processes that may hold a batch."""
-        trainer = self.known.get(self.trainer_pid)
+        trainer = self.trainer
         return [p.pid for p in self.workers] + ([trainer.pid] if trainer is not None and trainer.living else [])
 
 
@@ -312,7 +311,7 @@ class ProcessSampler:
             workers_alive=len(rank.workers),
             worker_cores=self._worker_cores(rank),
             runqueue_s=runqueue_s,
-            main_thread_s=rank.main_thread_s,
+            main_thread_s=None if rank.trainer is None else rank.trainer.threads.wanted_s(rank.trainer.pid),
             threads=sum(wanting) if wanting and self._waits_counted else None,
             shm_inflight_bytes=_by_maker(rank),
         )
