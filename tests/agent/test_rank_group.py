@@ -8,8 +8,11 @@ import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from gpulaunch.launcher.agent.cleanup import LeftoverPolicy
 from gpulaunch.launcher.agent.rank_group import GroupEvents, RankGroup
+from gpulaunch.launcher.loop import linux
 from gpulaunch.launcher.loop.forkserver import Started
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import World
@@ -17,6 +20,15 @@ from gpulaunch.launcher.rendezvous.base import World
 
 def cleared_group() -> tuple[RankGroup, list[str], Loop]:
     """A group that was cleared before anything of it had been started, and what it has called back."""
+    group, events, loop = group_being_cleared(LeftoverPolicy.KILL)
+    for _ in range(10):
+        if not events:
+            loop.turn(1.0)
+    return group, events, loop
+
+
+def group_being_cleared(how: LeftoverPolicy) -> tuple[RankGroup, list[str], Loop]:
+    """A group that has begun to be cleared."""
     events: list[str] = []
 
     def note(what: str) -> Any:
@@ -46,10 +58,7 @@ def cleared_group() -> tuple[RankGroup, list[str], Loop]:
         ),
         agent_store=True,
     )
-    group.clear(frozenset(), LeftoverPolicy.KILL)
-    for _ in range(10):
-        if not events:
-            loop.turn(1.0)
+    group.clear(frozenset(), how)
     return group, events, loop
 
 
@@ -76,4 +85,23 @@ def test_ranks_forked_after_the_attempt_was_cleared_are_killed() -> None:
         assert late.wait(30) == -signal.SIGKILL
         assert (events, group.live) == (["cleared"], {})
     finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("how", LeftoverPolicy)
+def test_a_store_that_is_announced_while_the_ranks_are_cleared_is_ended_and_not_a_leftover(how: LeftoverPolicy) -> None:
+    """With `--leftovers wait` the launcher of ranks that were spawned and ended at once waited for its own store."""
+    group, events, loop = group_being_cleared(how)
+    mark = {linux.RUNS_VARIABLE: "r"}
+    store = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], env=mark)
+    try:
+        group.adopt(Started(pids=(), store_pid=store.pid, error=""))
+        until_s = loop.now() + 30
+        while not events and loop.now() < until_s:
+            loop.turn(1.0)
+
+        assert (events, group.store_pid) == (["cleared"], None)
+    finally:
+        store.kill()
+        store.wait()
         loop.close()

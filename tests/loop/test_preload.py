@@ -239,7 +239,7 @@ def events(tmp_path: Path) -> str:
 
 
 ON_ITS_OWN = """
-    import os, subprocess, sys
+    import os, subprocess, sys, time
     maps = open("/proc/self/maps").read()
     print("has torch", "libtorch" in maps, os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
     meets = '''if True:
@@ -251,6 +251,9 @@ ON_ITS_OWN = """
         dist.destroy_process_group()  # torch 2.14 can abort at the end of a process that has not'''
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
         sys.exit(subprocess.run([sys.executable, "-c", meets]).returncode)
+    open("printed" + os.environ["RANK"], "w").close()
+    while not (os.path.exists("printed0") and os.path.exists("printed1")):  # the first that fails ends the other
+        time.sleep(0.01)
     sys.exit(3)
 """
 

@@ -79,9 +79,7 @@ class Cleanup:
         self._keep = keep
         self._how = how
         again, self._done = self._done is not None, done
-        if self._store_pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._store_pid, signal.SIGKILL)
+        self._end_store()
         self._began_s = loop.now()
         if not again:
             loop.on_orphan(lambda _: self._check())
@@ -92,10 +90,20 @@ class Cleanup:
         for after_s in (0.0, SETTLE_S, GENTLE_S, GENTLE_S + CLEAR_S / 2, GENTLE_S + CLEAR_S):
             loop.call_at(self._began_s + after_s, lambda: self._check(due=True))
 
+    def store_started(self, pid: int) -> None:
+        """The store of this attempt has only now been announced: end it, too."""
+        self._store_pid = pid
+        self._end_store()
+
     def store_ended(self) -> None:
         """The store has exited."""
         self._store_pid = None
         self._check()
+
+    def _end_store(self) -> None:
+        if self._store_pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._store_pid, signal.SIGKILL)
 
     def _left(self) -> list[int]:
         mine = [pid for pid in linux.children_of(os.getpid()) if pid not in self._keep and pid != self._store_pid]

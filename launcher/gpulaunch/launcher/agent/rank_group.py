@@ -177,6 +177,8 @@ class RankGroup:
             return
         if started.store_pid is not None:
             self._watch_store(started.store_pid)
+            if self._cleanup is not None:  # spawned ranks have ended before the answer
+                self._cleanup.store_started(started.store_pid)
         for local_rank, pid in enumerate(started.pids):
             self._watch_rank(local_rank, pid)
         ranks = frozenset(self.live)
