@@ -102,6 +102,18 @@ def test_what_is_told_is_one_window_and_not_the_loss_of_one_beside_the_figures_o
     assert found.evidence["step_seconds"] > found.seconds_per_step
 
 
+def test_a_slow_transform_is_one_finding_whichever_of_its_lines_holds_most_of_the_samples_so_far() -> None:
+    """A run of four windows was told nothing: the innermost line held 0.8 of the samples of the outer one, or less."""
+    fault = CASES["dataloader-slow-transform"].fault
+    advisor = Advisor()
+    told: list[list[int | None]] = []
+    for inner in (74, 75, 74, 74):
+        sampled = replace(fault.ranks[0], fetches=100, fetching={"train.py:70": 93, "train.py:43": inner})
+        told.append([found.line for found in advisor.add_window(replace(fault, ranks=(sampled,)))])
+
+    assert told == [[], [43], [70], [70]]
+
+
 def test_what_costs_no_time_is_told_as_it_is_now() -> None:
     """An hour less to go each time: of equal losses the last window's figures are the true ones."""
     full, fuller = (window(rank(memory=memory(trainer_mib=mib))) for mib in (50.0, 100.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -20,6 +20,8 @@ _RECENT: Final = 5
 
 _AT_ONCE: Final = frozenset({"hot-line", "logging-stall", "small-operations-loop", "gil-contention"})
 """Rules that judge all samples so far, and wait themselves until there are enough: a second window adds little."""
+_AT_THE_SLOWEST_LINE: Final = frozenset({"dataloader-slow-transform", "dataloader-lock"})
+"""Rules with one loss per loader, at the line that holds most of its fetches so far: with more samples, another one."""
 _NOT_ONCE: Final = frozenset({"recompiles"})
 """Rules for which what happens once is normal."""
 
@@ -59,11 +61,14 @@ class _Standing:
         """Return the whole finding of the window with the median loss, so that its figures are consistent.
 
         Of several windows with that loss (0, where no time is lost) the last one is used; of samples so far, the last.
+        Only windows with the line that most of them have.
         """
         if self.recent[-1].rule in _AT_ONCE:
             return self.recent[-1]
-        middle = median_low(found.seconds_per_hour for found in self.recent)
-        return next(found for found in reversed(self.recent) if found.seconds_per_hour == middle)
+        ((key, _),) = Counter(found.key for found in reversed(self.recent)).most_common(1)
+        there = [found for found in self.recent if found.key == key]
+        middle = median_low(found.seconds_per_hour for found in there)
+        return next(found for found in reversed(there) if found.seconds_per_hour == middle)
 
 
 class Advisor:
@@ -83,7 +88,7 @@ class Advisor:
 
         Earlier findings of a rule that raises expire as if the rule no longer found them.
         """
-        found = {finding.key: finding for finding in advise(window, self._fail)}
+        found = {_identity(finding): finding for finding in advise(window, self._fail)}
         self._add(found)
         for key in self._standing.keys() - found.keys():
             standing = self._standing[key]
@@ -97,7 +102,7 @@ class Advisor:
 
         Only rules that judge all samples so far: for others it is too short, or the end of the program.
         """
-        self._add({found.key: found for found in advise(window, self._fail) if found.rule in _AT_ONCE})
+        self._add({_identity(found): found for found in advise(window, self._fail) if found.rule in _AT_ONCE})
         return self._told()
 
     def _add(self, found: Mapping[tuple[str, str, int, str], Finding]) -> None:
@@ -126,6 +131,11 @@ class Advisor:
 
     def _fail(self, rule: str, error: Exception) -> None:
         self._failed.setdefault(rule, type(error).__name__)
+
+
+def _identity(found: Finding) -> tuple[str, str, int, str]:
+    """What identifies the same finding in another window."""
+    return (found.rule, "", 0, found.subject) if found.rule in _AT_THE_SLOWEST_LINE else found.key
 
 
 def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -111,7 +111,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
         if supply.kind == "contention" and _are_pinned(window):
             continue  # `pinned_workers` reports it
         if not supply.workers:
-            yield from _own_transform(rank, supply, num_ranks=len(window.ranks))
+            yield from _own_transform(rank, supply, window)
         elif rank.workers is not None:
             collate_share = rank.workers.collate_ns / rank.workers.wall_ns
             what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
@@ -135,12 +135,12 @@ def _is_transform(supply: LoaderModel, step_s: float) -> bool:
     return supply.kind == "prep" and step_s - supply.own_s >= LOST.value * supply.step_s
 
 
-def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> Iterator[Loss]:
+def _own_transform(rank: RankWindow, supply: LoaderModel, window: Window) -> Iterator[Loss]:
     """The training thread prepares the batches itself. A bound: even a cheaper transform would not be overlapped."""
     if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
         return
     if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
-        has_core = not supply.is_crowded and supply.workers_fitting(num_ranks) >= 1
+        has_core = not supply.is_crowded and supply.workers_fitting(len(window.ranks)) >= 1
         why = "handing them over from a worker takes nearly as long" if has_core else "no core is free for a worker"
         loss = _loss(
             rank,
@@ -151,7 +151,7 @@ def _own_transform(rank: RankWindow, supply: LoaderModel, *, num_ranks: int) -> 
             f"use the GPU. The training thread fetches every batch itself (num_workers=0), and {why}.",
             computing_ratio=computes_share,
         )
-        yield at_slow_line(loss, (rank,))
+        yield at_slow_line(loss, window.ranks)
 
 
 def head_of_line(window: Window) -> Iterator[Loss]:
@@ -227,7 +227,7 @@ def locked_workers(window: Window) -> Iterator[Loss]:
                 "worker_init_fn. More workers would wait for the same lock.",
                 locked_ratio=locked_share,
             )
-            yield at_slow_line(loss, (rank,))
+            yield at_slow_line(loss, window.ranks)
 
 
 def _locked_share(rank: RankWindow) -> float:
