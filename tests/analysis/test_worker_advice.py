@@ -11,7 +11,7 @@ from rule_cases import CASES
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.finding import ESTIMATED
-from gpulaunch.profiler.analysis.thresholds import TRANSFER_S
+from gpulaunch.profiler.analysis.thresholds import TENSOR_S, TRANSFER_S
 from gpulaunch.profiler.analysis.window import Window
 
 
@@ -128,6 +128,22 @@ def test_a_training_thread_that_fetches_for_itself_wants_workers() -> None:
     assert found.rule == "dataloader-too-few-workers"
     assert found.seconds_per_step == pytest.approx(0.040 - TRANSFER_S.value)
     assert "now 0" in found.advice
+
+
+@pytest.mark.parametrize(("tensors", "saved_s"), [(120, 0.040 - TRANSFER_S.value - 119 * TENSOR_S.value), (600, None)])
+def test_a_worker_sends_each_tensor_of_a_batch(tensors: int, saved_s: float | None) -> None:
+    """A list of 40 pictures, with the boxes and labels of each: a worker made the steps longer."""
+    alone = rank(
+        phases_ms={"data_wait": 40.0},
+        loader=loader(workers=0, wait_ms=40.0),
+        workers=fetching(batches=0),
+        workers_cpu_s=0.0,
+        facts=facts(loader={"num_workers": 0, "tensors": tensors}),
+    )
+
+    saved = [found.seconds_per_step for found in advise(window(alone)) if found.rule == "dataloader-too-few-workers"]
+
+    assert saved == ([] if saved_s is None else [pytest.approx(saved_s)])
 
 
 def test_workers_whose_queue_cannot_be_read_are_not_advised() -> None:

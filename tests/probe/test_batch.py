@@ -14,7 +14,7 @@ from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.probe import worker_starts
 from gpulaunch.profiler.probe.batch import LoaderWatch
 from gpulaunch.profiler.probe.loader_queue import queue_of
-from gpulaunch.profiler.probe.size import size_of
+from gpulaunch.profiler.probe.size import size_of, tensors_in
 
 MS = 1_000_000
 
@@ -61,6 +61,22 @@ ENDLESS.append(ENDLESS)
 )
 def test_a_batch_has_samples_and_bytes(batch, samples, size_bytes):
     assert size_of(batch, Tensor) == (samples, size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tensors"),
+    [
+        (Tensor(32, 3), 1),
+        ({"input_ids": Tensor(4, 128), "labels": Tensor(4, 128)}, 2),
+        (((Tensor(3, 8),) * 40, ({"boxes": Tensor(2, 4), "labels": Tensor(2), "name": "a"},) * 40), 120),
+        ([Tensor(2)] * 5000, 1023),
+        ([[1.5] * 5000, Tensor(2)], 1),
+        (ENDLESS, 0),
+        ("text", 0),
+    ],
+)
+def test_the_tensors_of_a_batch_are_counted(batch, tensors):
+    assert tensors_in(batch, Tensor) == tensors
 
 
 def an_iterator(

@@ -88,6 +88,17 @@ def test_a_loader_that_only_evaluates_is_told_so():
     assert told()[0]["split"] == "eval"
 
 
+@pytest.mark.parametrize(("workers", "known"), [(0, 120), (2, None)])
+def test_the_most_tensors_of_a_batch_are_told_of_a_loader_without_workers(workers, known):
+    loaders, loader = Loaders(), Loader(num_workers=workers)
+    loaders.made(loader, "train.py:4 main", by_package=False)
+    loaders.used(loader.iterator(), trains=True)
+    for tensors in (1, 120, 90):
+        loaders.fetched(tensors)
+
+    assert told()[0].get("tensors") == known
+
+
 def test_an_iterator_of_an_unknown_loader_has_no_line():
     assert Loaders().used(Loader().iterator(), trains=True) == ""
 

@@ -44,8 +44,9 @@ def small_collectives(window: Window) -> Iterator[Loss]:
                     "following_seconds_per_step": seconds,
                     "calls_per_step": calls,
                 },
-                advice="Combine them: put the numbers into one tensor and reduce it once per step; for a log, every N "
-                "steps. Each call waits for all ranks, however little it transfers.",
+                advice="Combine those that do not need each other's results: put the numbers into one tensor and "
+                "reduce it once per step; for a log, every N steps. Each call waits for all ranks, however little it "
+                "transfers.",
                 place=place_of(site),
             )
 

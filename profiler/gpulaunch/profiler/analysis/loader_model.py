@@ -14,13 +14,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import loader_of
+from gpulaunch.profiler.analysis.facts import loader_of, number
 from gpulaunch.profiler.analysis.thresholds import (
     BUSY,
     CROWDED,
     CROWDED_NODE,
     HANDOVER,
     LOST,
+    TENSOR_S,
     TRANSFER_S,
     WORKER_PAYS_S,
 )
@@ -44,6 +45,8 @@ class LoaderModel:
     batches: float
     """Per step: more than one where gradients are accumulated."""
     workers: int
+    tensors: float = 1.0
+    """In a batch that the training thread fetches."""
     fetch_s: float
     """Per batch and worker."""
     cpu_share: float
@@ -106,6 +109,7 @@ class LoaderModel:
             wait_s=wait_s,
             batches=batches,
             workers=loader.workers_configured,
+            tensors=number(loader_of(rank), "tensors") or 1.0,
             fetch_s=fetch_s,
             cpu_share=shares[0],
             runqueue_share=shares[1],
@@ -192,10 +196,11 @@ class LoaderModel:
 
     def step_with(self, workers: float, fetch_s: float | None = None) -> float:
         """The step time in seconds with this number of workers (and another time per fetch)."""
-        fed_s = self.batches * (self.fetch_s if fetch_s is None else fetch_s) / workers
-        # What a worker prepares has to be handed over, which the wait for workers that there are includes.
-        transfer_s = 0.0 if self.workers else self.batches * TRANSFER_S.value
-        return max(self.own_s + transfer_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
+        # What a worker prepares has to be sent and received, which the times of workers that there are include.
+        tensors_s = (self.tensors - 1.0) * TENSOR_S.value
+        received_s = 0.0 if self.workers else self.batches * (TRANSFER_S.value + tensors_s)
+        fed_s = self.batches * ((self.fetch_s if fetch_s is None else fetch_s) + tensors_s) / workers
+        return max(self.own_s + received_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
 
     def step_on_all_cores(self) -> float:
         """The step time in seconds if the workers could run on all cores of the node: none waits for one then."""

@@ -240,8 +240,8 @@ EXAMPLES: Final = {
     ),
     "small-collectives": Example(
         program=_LOOP + "    for name, value in metrics.items():  # forty of them\n        dist.all_reduce(value)",
-        prints="Combine them: put the numbers into one tensor and reduce it once per step; for a log, every N steps. "
-        "Each call waits for all ranks, however little it transfers.",
+        prints="Combine those that do not need each other's results: put the numbers into one tensor and reduce it "
+        "once per step; for a log, every N steps. Each call waits for all ranks, however little it transfers.",
         cure="    values = torch.stack(list(metrics.values()))\n    dist.all_reduce(values)",
     ),
     "fsdp-small-units": Example(

@@ -47,6 +47,7 @@ RULES: Final = (
             thresholds.CROWDED_NODE,
             thresholds.WORKER_PAYS_S,
             thresholds.TRANSFER_S,
+            thresholds.TENSOR_S,
         ),
     ),
     Rule(

@@ -24,7 +24,7 @@ from gpulaunch.profiler.probe.loader_queue import (
 )
 from gpulaunch.profiler.probe.loaders import Loaders
 from gpulaunch.profiler.probe.padding import Padding
-from gpulaunch.profiler.probe.size import size_of
+from gpulaunch.profiler.probe.size import size_of, tensors_in
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 from gpulaunch.profiler.probe.worker_starts import WorkerStarts
 
@@ -86,7 +86,7 @@ class LoaderWatch:
         "_eval_batches",
         "_last",
         "_length",
-        "_looks_for_padding",
+        "_looks_closer",
         "_looks_in",
         "_looks_up",
         "_most_queued",
@@ -134,7 +134,7 @@ class LoaderWatch:
         self._queue_due_ns = self._tell_due_ns = 0
         self._told_queue = False
         self._most_queued, self._places_left = NO_PLACES
-        self._reads_queue = self._looks_in = self._looks_up = self._looks_for_padding = True
+        self._reads_queue = self._looks_in = self._looks_up = self._looks_closer = True
         self.iterator = 0
         """The one that returned the last batch (its `id`)."""
         self._aside = 0  # consecutive batches that another thread than the training thread received
@@ -254,8 +254,8 @@ class LoaderWatch:
             self._batch_bytes += self._size_bytes
         else:
             samples = self._look(batch, number)
-            if trains and self._looks_for_padding:
-                self._look_for_padding(batch)
+            if trains and self._looks_closer:
+                self._look_closer(batch, number)
         if wait_ns >= 0:
             self._wait_ns += wait_ns
             if number == 1 and trains:
@@ -378,14 +378,17 @@ class LoaderWatch:
         self.look_at = min(number + _LOOK_EVERY, self._last) if self._alike >= _ALIKE and self._last else 0
         return self.samples
 
-    def _look_for_padding(self, batch: Any) -> None:
+    def _look_closer(self, batch: Any, number: int) -> None:
+        """Inspect what a batch of training, with this number in its epoch, consists of."""
         try:
+            if number == 1:
+                self.loaders.fetched(tensors_in(batch, self.tensor))
             self._padding.look(batch, self.tensor)
         except Exception as error:  # a user's type may run any code
             if raised_by_program(error):
                 raise
-            self._looks_for_padding = False
-            self._unavailable(Hook.FACTS, f"padding: {error!r}")
+            self._looks_closer = False
+            self._unavailable(Hook.FACTS, f"batches: {error!r}")
 
     def _turn_to(self, iterator: Any, trains: bool) -> None:
         """A different loader is used, or another epoch begins."""

@@ -102,6 +102,13 @@ class Loaders:
         epochs = self._epochs[where]
         return epochs >= _MADE and self._made[where] >= _OF_EPOCHS * epochs
 
+    def fetched(self, tensors: int) -> None:
+        """A batch of the last-used loader has this many tensors: workers that it may get would send each of them."""
+        kind = self._last
+        if kind is not None and not kind["num_workers"] and kind.get("tensors", 1) < tensors:
+            kind["tensors"] = tensors
+            self._tell()
+
     def evaluated(self) -> None:
         """The batches of the last-used loader were not used for training, although gradients were enabled."""
         if self._last is not None:

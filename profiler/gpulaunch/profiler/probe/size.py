@@ -1,14 +1,17 @@
-"""Computes the size of a batch: samples and bytes."""
+"""Computes the size of a batch: samples and bytes, and how many tensors it has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 _LOOK_DEEP: Final = 4
 _LOOK_AT: Final = 64
 """Maximum of objects inspected in a batch: further ones of a nested batch are not part of its size."""
+_COUNT: Final = 1024
+"""Maximum of objects of a batch among which tensors are counted."""
 
 
 def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
@@ -33,6 +36,24 @@ def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
         except RuntimeError:
             pass  # sparse: it has no such size
     return _Look(tensor).around(batch)
+
+
+def tensors_in(batch: Any, tensor: type[Any]) -> int:
+    """The number of tensors in lists, tuples and mappings, a few levels deep, of the first `_COUNT` objects."""
+    found = looked = 0
+    layer: list[Any] = [batch]
+    for _ in range(_LOOK_DEEP + 1):
+        inside: list[Any] = []
+        for thing in layer:
+            looked += 1
+            if looked > _COUNT:
+                return found
+            if isinstance(thing, tensor):
+                found += 1
+            elif isinstance(thing, (list, tuple, Mapping)):
+                inside += islice(thing.values() if isinstance(thing, Mapping) else thing, _COUNT)
+        layer = inside
+    return found
 
 
 class _Look:
