@@ -284,7 +284,7 @@ def rules(seen: Window) -> list[str]:
 
 def starved(**changes) -> Window:
     """One worker computes without a pause, and training waits for it."""
-    fetch = {"fetch_ms": OWN_MS + 60.0, **changes.pop("fetch", {})}
+    fetch = {"fetch_ms": OWN_MS + 60.0, "cpu": 0.875, **changes.pop("fetch", {})}
     waiting = rank(
         phases_ms={"data_wait": 60.0},
         loader=loader(workers=1, wait_ms=60.0),

@@ -106,7 +106,7 @@ def test_workers_that_idle_are_not_what_training_waits_for() -> None:
 
 def test_workers_that_are_busy_sending_are_too_many() -> None:
     """A thread of theirs pickles 300 tensors a batch, outside of the fetches: 135 ms of each step."""
-    (found,) = advise(starved(fetch={"fetch_ms": 5.0}))
+    (found,) = advise(starved(fetch={"fetch_ms": 5.0, "cpu": 0.9}))
 
     assert found.rule == "dataloader-too-many-workers"
     assert found.evidence["workers_advised"] == 0

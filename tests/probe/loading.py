@@ -60,6 +60,17 @@ class ComputedByAThread(Samples):
         thread.join()
 
 
+class ComputedByAProcess(Samples):
+    """For longer than a fork takes, as `subprocess.run(["ffmpeg", ...])` does."""
+
+    def make(self, index: int) -> None:
+        if (helper := os.fork()) == 0:
+            for _ in range(10):
+                Computed().make(index)
+            os._exit(0)
+        os.waitpid(helper, 0)
+
+
 class Read(Samples):
     def make(self, index: int) -> None:
         with open(os.environ["DATA"], "rb") as file:
@@ -127,6 +138,10 @@ def waits() -> None:
 
 def computes_in_a_thread() -> None:
     load(ComputedByAThread())
+
+
+def computes_in_a_process() -> None:
+    load(ComputedByAProcess())
 
 
 def reads() -> None:

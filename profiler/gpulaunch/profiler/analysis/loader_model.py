@@ -119,7 +119,7 @@ class LoaderModel:
             sending_s=sending_s,
             trainer_cpu_s=rank.trainer_cpu_s / rank.steps,
             trainer_runqueue_s=(rank.trainer_runqueue_s or 0.0) / rank.steps if rank.gpu is None else 0.0,
-            node_cpu_s=sum((each.trainer_cpu_s + each.workers_cpu_s) / each.steps for each in window.ranks),
+            node_cpu_s=sum((each.trainer_cpu_s + _workers_cpu_s(each)) / each.steps for each in window.ranks),
             cores=window.cores,
             pressure=window.pressure("cpu"),
             stall=rank.stall.kind,
@@ -239,6 +239,12 @@ class LoaderModel:
             "workers_busy_ratio": self.busy_share,
             "stall": self.kind,
         }
+
+
+def _workers_cpu_s(rank: RankWindow) -> float:
+    """The CPU time of a rank's workers; what they start and wait for counts only in their own measurement."""
+    fetching_s = rank.workers.cpu_ns / 1e9 if rank.workers is not None else 0.0
+    return max(rank.workers_cpu_s, fetching_s)
 
 
 def workers_needed(supply: LoaderModel, window: Window) -> tuple[int, float] | None:

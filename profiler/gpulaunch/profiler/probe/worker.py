@@ -7,9 +7,9 @@ wall time was spent blocked.
 
     wall time of a fetch = on a core + in the run queue + blocked
 
-Other threads of the worker count too: while the fetching thread waits for a decoding pool, the pool's computation is
-preparation, not waiting. Reads are counted by `io`, of which `read_bytes` came from a device and `rchar` is
-everything, so the difference came from memory.
+Other threads of the worker count too, and processes that it starts and waits for: while the fetching thread waits for a
+decoding pool, or for `ffmpeg`, their computation is preparation, not waiting. Reads are counted by `io`, of
+which `read_bytes` came from a device and `rchar` is everything, so the difference came from memory.
 
 The taps sit on the `fetch` of torch's two fetcher classes, in the rank, and forked workers inherit them; in spawned
 ones torch's import places them (`inject.arm`). Only a worker of the rank itself measures. It writes to its own
@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -119,7 +120,7 @@ class Clocks(NamedTuple):
     thread_ns: int
     """On a core, this thread."""
     process_ns: int
-    """On a core, all threads."""
+    """On a core, all threads, and the processes of its own that have ended."""
     runqueue_ns: int
     storage_bytes: int
     read_bytes: int
@@ -226,11 +227,11 @@ class Meter:
     def _read_last_the_clocks(self) -> Clocks:
         runqueue_ns = _schedstat(self._schedstat)[1] if self._schedstat >= 0 else 0
         storage_bytes, read_bytes = _reads(self._io, counts_itself=True) if self._io >= 0 else (0, 0)
-        process_ns, thread_ns = process_time_ns(), thread_time_ns()
+        process_ns, thread_ns = process_time_ns() + _children_ns(), thread_time_ns()
         return Clocks(monotonic_ns(), thread_ns, process_ns, runqueue_ns, storage_bytes, read_bytes)
 
     def _read_first_the_clocks(self) -> Clocks:
-        wall_ns, thread_ns, process_ns = monotonic_ns(), thread_time_ns(), process_time_ns()
+        wall_ns, thread_ns, process_ns = monotonic_ns(), thread_time_ns(), process_time_ns() + _children_ns()
         storage_bytes, read_bytes = _reads(self._io, counts_itself=False) if self._io >= 0 else (0, 0)
         runqueue_ns = _schedstat(self._schedstat)[1] if self._schedstat >= 0 else 0
         return Clocks(wall_ns, thread_ns, process_ns, runqueue_ns, storage_bytes, read_bytes)
@@ -273,6 +274,12 @@ def _opened(path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
+
+
+def _children_ns() -> int:
+    """On a core, the processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return int(1e9 * (used.ru_utime + used.ru_stime))
 
 
 def _schedstat(schedstat: int) -> tuple[int, ...]:
