@@ -50,7 +50,7 @@ def tensors_in(batch: Any, tensor: type[Any]) -> int:
                 return found
             if isinstance(thing, tensor):
                 found += 1
-            elif isinstance(thing, (list, tuple, Mapping)):
+            elif len(inside) < _COUNT and isinstance(thing, (list, tuple, Mapping)):
                 inside += islice(thing.values() if isinstance(thing, Mapping) else thing, _COUNT)
         layer = inside
     return found
