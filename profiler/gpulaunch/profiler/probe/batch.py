@@ -381,7 +381,7 @@ class LoaderWatch:
     def _look_closer(self, batch: Any, number: int) -> None:
         """Inspect what a batch of training, with this number in its epoch, consists of."""
         try:
-            if number == 1:
+            if number == 1 and self._looks_in:
                 self.loaders.fetched(tensors_in(batch, self.tensor))
             self._padding.look(batch, self.tensor)
         except Exception as error:  # a user's type may run any code
