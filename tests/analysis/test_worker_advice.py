@@ -114,16 +114,22 @@ def test_workers_that_are_busy_sending_are_too_many() -> None:
     assert found.seconds_per_step == pytest.approx(0.055)
 
 
-def test_a_training_thread_that_fetches_for_itself_wants_workers() -> None:
-    alone = rank(
+def without_a_queue(**its_facts: Any) -> Window:
+    """Training waits 40 ms for its loader, of which the page knows no workers; the program has told these facts."""
+    waiting = rank(
         phases_ms={"data_wait": 40.0},
         loader=loader(workers=0, wait_ms=40.0),
         workers=fetching(batches=0),
         workers_cpu_s=0.0,
-        facts=facts(loader={"num_workers": 0}),
+        facts=facts(loader=its_facts),
     )
+    return window(waiting)
 
-    (found,) = advise(window(alone))
+
+def test_a_training_thread_that_fetches_for_itself_wants_workers() -> None:
+    alone = without_a_queue(num_workers=0)
+
+    (found,) = advise(alone)
 
     assert found.rule == "dataloader-too-few-workers"
     assert found.seconds_per_step == pytest.approx(0.040 - TRANSFER_S.value)
@@ -133,30 +139,18 @@ def test_a_training_thread_that_fetches_for_itself_wants_workers() -> None:
 @pytest.mark.parametrize(("tensors", "saved_s"), [(120, 0.040 - TRANSFER_S.value - 119 * TENSOR_S.value), (600, None)])
 def test_a_worker_sends_each_tensor_of_a_batch(tensors: int, saved_s: float | None) -> None:
     """A list of 40 pictures, with the boxes and labels of each: a worker made the steps longer."""
-    alone = rank(
-        phases_ms={"data_wait": 40.0},
-        loader=loader(workers=0, wait_ms=40.0),
-        workers=fetching(batches=0),
-        workers_cpu_s=0.0,
-        facts=facts(loader={"num_workers": 0, "tensors": tensors}),
-    )
+    alone = without_a_queue(num_workers=0, tensors=tensors)
 
-    saved = [found.seconds_per_step for found in advise(window(alone)) if found.rule == "dataloader-too-few-workers"]
+    saved = [found.seconds_per_step for found in advise(alone) if found.rule == "dataloader-too-few-workers"]
 
     assert saved == ([] if saved_s is None else [pytest.approx(saved_s)])
 
 
 def test_workers_whose_queue_cannot_be_read_are_not_advised() -> None:
     """In a torch that keeps it elsewhere the page says nothing of workers; the program has told of them."""
-    unread = rank(
-        phases_ms={"data_wait": 40.0},
-        loader=loader(workers=0, wait_ms=40.0),
-        workers=fetching(batches=0),
-        workers_cpu_s=0.0,
-        facts=facts(loader={"num_workers": 4}),
-    )
+    unread = without_a_queue(num_workers=4)
 
-    assert rules(window(unread)) == []
+    assert rules(unread) == []
 
 
 def test_batches_that_are_made_in_a_moment_need_no_worker() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -88,9 +88,8 @@ class Advisor:
 
         Earlier findings of a rule that raises expire as if the rule no longer found them.
         """
-        found = {_identity(finding): finding for finding in advise(window, self._fail)}
-        self._add(found)
-        for key in self._standing.keys() - found.keys():
+        found = self._add(advise(window, self._fail))
+        for key in self._standing.keys() - found:
             standing = self._standing[key]
             standing.missed += 1
             if not standing.appears or standing.missed >= GONE.value:
@@ -102,15 +101,18 @@ class Advisor:
 
         Only rules that judge all samples so far: for others it is too short, or the end of the program.
         """
-        self._add({_identity(found): found for found in advise(window, self._fail) if found.rule in _AT_ONCE})
+        self._add(found for found in advise(window, self._fail) if found.rule in _AT_ONCE)
         return self._told()
 
-    def _add(self, found: Mapping[tuple[str, str, int, str], Finding]) -> None:
+    def _add(self, findings: Iterable[Finding]) -> Set[tuple[str, str, int, str]]:
+        """Add those of one window; return what identifies each."""
+        found = {_identity(finding): finding for finding in findings}
         for key, finding in found.items():
             standing = self._standing.setdefault(key, _Standing())
             standing.recent.append(finding)
             standing.seen += 1
             standing.missed = 0
+        return found.keys()
 
     def _told(self) -> tuple[Finding, ...]:
         return _in_order(with_one_owner([each.as_told() for each in self._standing.values() if each.appears]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 _LOOK_DEEP: Final = 4
@@ -40,20 +40,19 @@ def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
 
 def tensors_in(batch: Any, tensor: type[Any]) -> int:
     """The number of tensors in lists, tuples and mappings, a few levels deep, of the first `_COUNT` objects."""
-    found = looked = 0
-    layer: list[Any] = [batch]
+    found, left, layer = 0, _COUNT, [batch]
     for _ in range(_LOOK_DEEP + 1):
-        inside: list[Any] = []
-        for thing in layer:
-            looked += 1
-            if looked > _COUNT:
-                return found
-            if isinstance(thing, tensor):
-                found += 1
-            elif len(inside) < _COUNT and isinstance(thing, (list, tuple, Mapping)):
-                inside += islice(thing.values() if isinstance(thing, Mapping) else thing, _COUNT)
-        layer = inside
+        left -= len(layer)
+        found += sum(isinstance(thing, tensor) for thing in layer)
+        layer = list(islice(chain.from_iterable(map(_inside, layer)), left))
     return found
+
+
+def _inside(thing: Any) -> Iterable[Any]:
+    """What is in a list, tuple or mapping; nothing in anything else."""
+    if isinstance(thing, (list, tuple)):
+        return thing
+    return thing.values() if isinstance(thing, Mapping) else ()
 
 
 class _Look:
@@ -77,8 +76,8 @@ class _Look:
                 self._size_bytes += int(thing.nbytes)
             if not self._samples and len(thing.shape):
                 self._samples = int(thing.shape[0])
-        elif depth and isinstance(thing, (list, tuple, Mapping)):
-            for item in thing.values() if isinstance(thing, Mapping) else thing:
+        elif depth:
+            for item in _inside(thing):
                 if self._left <= 0:
                     break
                 self._at(item, depth - 1)
