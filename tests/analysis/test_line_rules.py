@@ -47,12 +47,20 @@ COPYING = {"train.py:90": "update", "ema.py:9": "copy.deepcopy", "ema.py:12": "x
     ("changes", "found"),
     [
         ({}, {("ema.py", 9, 71), ("log.py", 3, 60)}),
+        ({"calling": {**AVERAGED, "ema.py:12": 18}}, {("ema.py", 9, 77), ("log.py", 3, 60)}),
         ({"after_step": {}}, {("train.py", 90, 45), ("log.py", 3, 60)}),
         ({"after_step": dict.fromkeys(AVERAGED, "all")}, {("train.py", 90, 45), ("log.py", 3, 60)}),
         ({"calling": {**AVERAGED, "train.py:90": 0}}, {("log.py", 3, 60)}),
         ({"gpu": gpu_memory()}, {("log.py", 3, 60)}),
     ],
-    ids=["", "not known to belong together", "mostly something else", "too little", "may wait for the GPU"],
+    ids=[
+        "",
+        "another copy has more so far",
+        "not known to belong together",
+        "mostly something else",
+        "too little",
+        "may wait for the GPU",
+    ],
 )
 def test_all_of_a_function_after_a_step_that_averages_copies_of_the_weights_is_one_loss(
     changes: dict[str, Any], found: set[tuple[str, int, int]]

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from gpulaunch.profiler.samplers.after_backward import lines_after_backward
+from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward
 
 LOOP = """
 import torch
@@ -30,7 +30,7 @@ def told(above: str = "pass", between: str = "pass", below: str = "pass", functi
     """The lines that are told of a loop; each part is one statement."""
     source = functions + textwrap.dedent(LOOP).format(above=above, between=between, below=below)
     lines = source.splitlines()
-    after = {lines[line - 1].strip() for line in lines_after_backward(ast.parse(source), set())}
+    after = {lines[line - 1].strip() for line in lines_after_backward(ast.parse(source), {})}
     return after - {"pass", ""}
 
 
@@ -78,7 +78,7 @@ def test_so_is_what_an_inner_loop_collects_of_them() -> None:
     """)
     lines = source.splitlines()
 
-    assert [lines[line - 1].strip() for line in lines_after_backward(ast.parse(source), set())] == ["save(model)"]
+    assert [lines[line - 1].strip() for line in lines_after_backward(ast.parse(source), {})] == ["save(model)"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_it_does_not_is_told(above: str, below: str) -> None:
 def test_of_a_while_loop_nothing_is_set_by_its_turns() -> None:
     source = "while True:\n  x = memory.draw()\n  model(x).backward()\n  memory.add(play())\n  show(x)"
 
-    assert lines_after_backward(ast.parse(source), set()) == {5}
+    assert lines_after_backward(ast.parse(source), {}) == {5}
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,84 @@ def test_what_a_function_of_the_file_puts_into_what_the_next_turn_reads_is_neede
     loop = "while True:\n  x = memory.draw()\n  model(x).backward()\n  collect(model, memory)"
     source = f"def collect(agent, store):\n{collects}\n{loop}"
 
-    assert lines_after_backward(ast.parse(source), set()) == (set() if is_needed else {6})
+    assert lines_after_backward(ast.parse(source), {}) == (set() if is_needed else {6})
+
+
+TRAINER = """
+class Trainer:
+    def draw(self):
+        return self.memory.sample(32)
+
+    def play(self):
+        self.remember(act(self.net))
+
+    def remember(self, seen):
+        self.memory.add(seen)
+
+    def one(self, x):
+        loss = self.net(x).mean()
+        loss.backward()
+        self.optimizer.step()
+        {below}
+        return error
+
+    def run(self):
+        while True:
+            self.one(self.draw())
+"""
+
+
+@pytest.mark.parametrize(
+    ("below", "is_needed"),
+    [
+        ("self.average.update(self.net)", False),
+        ("self.losses.append(loss.item())", False),
+        ("self.memory.add(act(self.net))", True),
+        ("self.play()", True),
+        ("error = weigh(loss)", True),
+    ],
+    ids=["an average", "a log", "what is drawn from", "a method that adds to it", "what is returned"],
+)
+def test_a_function_that_a_loop_calls_for_each_step_has_lines_after_its_backward_pass(
+    below: str, *, is_needed: bool
+) -> None:
+    tree = ast.parse(source := TRAINER.format(below=below))
+    lines = source.splitlines()
+
+    found = {lines[line - 1].strip() for line in lines_after_backward(tree, functions_that_step(tree))}
+
+    assert found - {""} == (set() if is_needed else {below})
+
+
+def test_a_function_that_no_loop_of_the_file_calls_has_none_as_its_caller_is_not_known() -> None:
+    tree = ast.parse(TRAINER.format(below="self.average.update(self.net)").replace("self.one(", "other("))
+
+    assert lines_after_backward(tree, functions_that_step(tree)) == set()
+
+
+PROJECTS = """
+def retract(weight):
+    weight.data.copy_(torch.linalg.qr(weight)[0])
+
+optimizer = SGD(model.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("below", "is_needed"),
+    [
+        ("for p in model.parameters(): p.data.clamp_(-1, 1)", True),
+        ("for p, old in zip(model.parameters(), before): p.data = mix(p, old)", True),
+        ("for mine, p in zip(average.parameters(), model.parameters()): mine.lerp_(p, 0.1)", False),
+        ("model.head.weight[0] = 0", True),
+        ("model.weight.clamp_(0)", True),
+        ("retract(model.weight)", True),
+        ("retract(average.weight)", False),
+        ("show(model.weight)", False),
+        ("score = evaluate(model)", False),
+    ],
+)
+def test_what_changes_the_weights_that_are_trained_is_needed(below: str, *, is_needed: bool) -> None:
+    evaluates = "def evaluate(model):\n    model.eval()\n    return model(held)\n"
+
+    assert told(below=below, functions=evaluates + PROJECTS) == (set() if is_needed else {below})

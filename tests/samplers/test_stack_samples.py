@@ -362,6 +362,21 @@ def test_what_belongs_to_one_function_after_a_step_is_known(tmp_path: Path) -> N
     assert samples.tally.after_step == {(0, f"{program}:2"): loop, (0, loop): loop, (0, f"{program}:8"): f"{program}:8"}
 
 
+def test_a_method_of_a_callback_may_be_decorated(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("class Average(Callback):\n    @torch.no_grad()\n    def on_step_end(self):\n        mix()\n")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    stack = [
+        Frame("Average.on_step_end", str(program), 4),
+        Frame("context_decorator.<locals>.decorate_context", f"{PACKAGES}/torch/utils/_contextlib.py", 124),
+        Frame("CallbackHandler.call_event", f"{PACKAGES}/transformers/trainer_callback.py", 554),
+        Frame("<module>", str(program), 9),
+    ]
+    samples.add(place, "other", stack)
+
+    assert samples.tally.after_step == {(0, f"{program}:4"): "Average.on_step_end"}
+
+
 def test_in_forward_a_function_in_c_counts_if_it_cannot_be_a_part_of_the_model(tmp_path: Path) -> None:
     """With a dataloader, forward is all from the batch to backward."""
     program = tmp_path / "train.py"

@@ -42,6 +42,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     of_metrics,
     spans_steps,
     trains_elsewhere,
+    undecorated,
     waits_for_lock,
 )
 from gpulaunch.profiler.samplers.source_lines import SourceLines
@@ -83,6 +84,7 @@ class StackSamples:
             holds_gil: whether the thread held the GIL; None: not known.
             gil_holder: the frames of the thread that holds it while this one waits for it, the deepest first.
         """
+        frames = undecorated(frames)
         if phase not in _ANYWHERE:
             self._validating[place.rank] = phase == "validation"
         if phase == "data_wait":  # without workers, the training thread fetches

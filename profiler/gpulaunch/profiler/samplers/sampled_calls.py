@@ -71,6 +71,8 @@ _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 BUFFERS: Final = "torch.nn.parallel.DistributedDataParallel._sync_buffers"
 _BUFFERS: Final = re.compile(r"/torch/nn/parallel/distributed\.py (?:.*\.)?_sync_(?:module_)?buffers$")
 """What DDP calls before a forward pass to send the buffers of the first rank to all others (torch 2.13)."""
+_DECORATES: Final = "/torch/utils/_contextlib.py"
+"""What calls a function that `@torch.no_grad()` and the like decorate (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
 _FORWARD: Final = frozenset({"forward", "__call__"})
 _LINEAR: Final = (_MODULE, "/torch/nn/modules/linear.py")
@@ -120,6 +122,11 @@ class Call:
     """A module or an autograd function of torch has called the line."""
     in_function: bool = False
     """It is such a function: an operation of the program's own."""
+
+
+def undecorated(frames: Sequence[Frame]) -> list[Frame]:
+    """Return a stack as it would be without torch's decorators of functions: what they call, their caller does."""
+    return [frame for frame in frames if not frame.file.endswith(_DECORATES)]
 
 
 def call_of(frames: Sequence[Frame]) -> Call | None:

@@ -209,7 +209,7 @@ def _read(file: str, until_s: float) -> _Source:
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
     source.is_read = True
-    steps = _unless_too_deep(lambda: set(functions_that_step(tree)), set[str]())
+    steps = _unless_too_deep(lambda: functions_that_step(tree), dict[str, ast.FunctionDef]())
 
     def makes_steps(loop: ast.AST) -> bool:
         return any(makes_step(call, steps) for call in calls_in(loop))
