@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from healthy_node import MIB, gpu, gpu_memory, host, memory, rank, rules, window
+from healthy_node import MIB, STEPS, gpu, gpu_memory, host, memory, rank, rules, window
 
 from gpulaunch.profiler.analysis.advisor import advise
 
@@ -25,6 +25,29 @@ def test_memory_that_was_allocated_before_is_filled_and_does_not_grow() -> None:
 
     assert rules(window(rank(memory=before))) == []
     assert rules(window(rank(memory=grows))) == ["host-memory-growth"]
+
+
+@pytest.mark.parametrize(
+    ("epoch_batches", "room_mib", "is_told"),
+    [
+        (10 * STEPS, 1200, False),
+        (10 * STEPS, 300, True),
+        (10_000 * STEPS, 1200, True),
+        (3 * STEPS, 1200, True),
+        (6 * STEPS, 1200, False),
+        (None, 1200, True),
+    ],
+    ids=["fits", "fills most of the rest", "a long epoch", "goes on after it", "too short after it", "not known"],
+)
+def test_what_the_first_epoch_may_fill_is_told_if_it_goes_on_or_does_not_fit(
+    epoch_batches: int | None, room_mib: int, *, is_told: bool
+) -> None:
+    """Eight windows, each 100 MiB more; a cache of the dataset grows until each sample was in it once."""
+    node = host(cgroup_limit_bytes=4000 * MIB, cgroup_used_bytes=(4000 - room_mib) * MIB)
+    for points in (memory(trainer_mib=100), memory(allocated_mib=100)):
+        grows = rank(memory=points, facts={"loaders": [{"epoch_batches": epoch_batches}]})
+
+        assert rules(window(grows, host=node)) == (["host-memory-growth"] if is_told else [])
 
 
 def test_the_workers_growth_is_told_apart() -> None:

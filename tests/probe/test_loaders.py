@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.dataset_state import state_of
@@ -78,6 +79,32 @@ def test_what_it_is_used_for_is_told_when_it_is():
 
     assert where == ["train.py:4 main"] * 3
     assert told()[0]["split"] == "train", "what trains once is for training"
+
+
+class Endless:
+    def __len__(self) -> int:
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    ("sampler", "batches"),
+    [
+        (BatchSampler(RandomSampler(range(100)), 8, drop_last=False), 13),
+        (BatchSampler(RandomSampler(Endless(), num_samples=80), 8, drop_last=True), 10),
+        (BatchSampler(SequentialSampler(Endless()), 8, drop_last=True), None),
+        (BatchSampler([3, 1, 2], 8, drop_last=True), None),
+        ([[1, 2], [3]], None),
+        (None, None),
+    ],
+)
+def test_the_length_of_an_epoch_is_told_where_samplers_of_torch_know_it(sampler, batches):
+    loaders, loader = Loaders(), Loader(batch_sampler=sampler)
+    loaders.made(loader, "train.py:4 main", by_package=False)
+    loaders.used(loader.iterator(), trains=False)
+    assert "epoch_batches" not in told()[0]
+
+    loaders.used(loader.iterator(), trains=True)
+    assert told()[0]["epoch_batches"] == batches
 
 
 def test_a_loader_that_only_evaluates_is_told_so():

@@ -240,6 +240,7 @@ def test_the_facts_tell_how_a_program_is_set_up(run):
         "batch_size": 8,
         "kind": "map",
         "start_method": "fork",
+        "epoch_batches": 12,
     }
     assert (evaluation["split"], evaluation["num_workers"], evaluation["start_method"]) == ("eval", 0, None)
     assert (unused["split"], unused["kind"], unused["batch_size"]) == (None, "iterable", None)

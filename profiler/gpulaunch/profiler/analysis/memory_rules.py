@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import loader_place
+from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number
 from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, Loss
 from gpulaunch.profiler.analysis.thresholds import (
+    FITS,
     FRAGMENTED,
     GROWN_BYTES,
     GROWN_POINTS,
@@ -28,24 +29,25 @@ _GRAPHS: Final = (
 
 
 def host_memory_growth(window: Window) -> Iterator[Loss]:
-    """The memory of a rank or its workers grows with every step."""
+    """The memory of a rank or its workers grows with every step, and not only until the first epoch is over."""
     room = _host_room(window.host)
     if room is not None:  # ranks behave alike, so each has its share of the rest
         room //= max(1, len(window.ranks))
     for rank in window.ranks:
-        trainer = [(point.at_s, float(point.trainer_bytes)) for point in rank.memory if point.trainer_bytes is not None]
+        points, ends_in_s = _since_first_epoch(rank)
+        trainer = [(point.at_s, float(point.trainer_bytes)) for point in points if point.trainer_bytes is not None]
         advice = "Look for objects kept from every step: a list of losses without .item(), or an unbounded cache."
         advice = _GRAPHS if rank.pauses.compiles else advice
-        if not _only_fills(rank.memory):
-            yield from _growing(rank, "trainer", trainer, room, advice)
-        allocated, theirs = _of_workers(rank.memory)
+        if not _only_fills(points):
+            yield from _growing(rank, "trainer", trainer, room, advice, ends_in_s)
+        allocated, theirs = _of_workers(points)
         advice = (
             "Look for what the dataset keeps of every sample: an unbounded cache, which each worker fills by itself."
         )
-        growing = list(_growing(rank, "workers", allocated, room, advice))
+        growing = list(_growing(rank, "workers", allocated, room, advice, ends_in_s))
         if not growing:
             advice = "Store the samples in arrays, not objects: a worker copies every page of objects that it reads."
-            growing = list(_growing(rank, "workers", theirs, room, advice))
+            growing = list(_growing(rank, "workers", theirs, room, advice, ends_in_s))
         yield from growing
 
 
@@ -121,15 +123,23 @@ def _in_flight(size_bytes: Mapping[int, int]) -> dict[str, float]:
 
 
 def _growing(
-    rank: RankWindow, subject: str, points: Sequence[tuple[float, float]], room_bytes: int | None, advice: str
+    rank: RankWindow,
+    subject: str,
+    points: Sequence[tuple[float, float]],
+    room_bytes: int | None,
+    advice: str,
+    ends_in_s: float | None = None,
 ) -> Iterator[Loss]:
-    """Report memory that grows steadily, by points (seconds, bytes), and would soon fill the rest."""
+    """Report memory that grows steadily, by points (seconds, bytes), and would soon fill the rest; not if it may be
+    that the growth ends before, in so many seconds."""
     if len(points) < URGENT_POINTS.value or points[-1][1] - points[0][1] < GROWN_BYTES.value:
         return
     growth = growth_of(points)
     if growth is None or growth.total < GROWN_BYTES.value:
         return
     full_s = None if room_bytes is None else room_bytes / growth.per_x
+    if ends_in_s is not None and full_s is not None and ends_in_s < FITS.value * full_s:
+        return
     is_urgent = full_s is not None and full_s < URGENT_S.value
     is_clear = is_urgent and room_bytes is not None and growth.total >= URGENT_GROWN.value * room_bytes
     if len(points) < (URGENT_POINTS if is_clear else GROWN_POINTS).value:
@@ -154,6 +164,17 @@ def _growing(
         advice=advice,
         subject=subject,
     )
+
+
+def _since_first_epoch(rank: RankWindow) -> tuple[Sequence[MemoryPoint], float | None]:
+    """The points after the first epoch, in which a cache of the dataset may have been filled; or, as long as it lasts,
+    all points, and the seconds until it is over."""
+    batches = number(loader_of(rank), "epoch_batches")
+    if batches is None or not rank.memory:
+        return rank.memory, None
+    steps = batches * rank.steps / max(1, rank.steps, rank.microsteps)
+    later = [point for point in rank.memory if point.steps > steps]
+    return (later, None) if later else (rank.memory, (steps - rank.memory[-1].steps) * rank.step_s)
 
 
 def _shortly(seconds: float) -> str:

@@ -305,11 +305,12 @@ RULES: Final = (
         fix="`losses.append(loss.item())`; a bound for every cache; datasets that hold arrays instead of Python "
         "objects.",
         suppressed="It would take more than a week to fill the remaining memory; the page cache of mapped files grows; "
-        "or a rank fills what it has allocated before (`VmSize` does not grow). For pages that workers copy: the "
-        "kernel does not report them (`Pss_Anon` in `smaps_rollup`).",
+        "a rank fills what it has allocated before (`VmSize` does not grow); or the first epoch is not over, and what "
+        "grows until then, as a cache of the dataset does, takes less than half of the remaining memory. For "
+        "pages that workers copy: the kernel does not report them (`Pss_Anon` in `smaps_rollup`).",
         limits=(
             *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
-            *(thresholds.URGENT_S, thresholds.URGENT_POINTS, thresholds.URGENT_GROWN),
+            *(thresholds.URGENT_S, thresholds.URGENT_POINTS, thresholds.URGENT_GROWN, thresholds.FITS),
         ),
     ),
     Rule(

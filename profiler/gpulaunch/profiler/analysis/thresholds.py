@@ -305,6 +305,13 @@ URGENT_GROWN: Final = Limit(
     unit="share",
     why="of the memory that is left: less may be a cache that fills, or noise between four points",
 )
+FITS: Final = Limit(
+    name="fits",
+    value=0.5,
+    unit="share",
+    why="of the memory that is left may be filled by the end of the first epoch, as by a cache of the dataset: "
+    "the rest is for what grows besides",
+)
 FRAGMENTED: Final = Limit(
     name="unusable",
     value=0.25,

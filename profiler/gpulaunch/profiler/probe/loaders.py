@@ -84,6 +84,9 @@ class Loaders:
             return ""
         where: str = kind["site"]
         self._epochs[where] += trains
+        if trains and "epoch_batches" not in kind:
+            kind["epoch_batches"] = _epoch_batches(iterator._index_sampler)
+            self._tell()
         if trains and kind["num_workers"] and "changes" not in kind:
             before, now = self._states.get(where), state_of(iterator._dataset)
             if before is not None and now.differs(before):
@@ -183,6 +186,18 @@ def _batch_size(loader: Any) -> int | None:
     if size is None:
         size = getattr(loader.batch_sampler, "batch_size", None)
     return size if type(size) is int else None
+
+
+def _epoch_batches(sampler: Any) -> int | None:
+    """Batches of an epoch; None where a sampler of the program's own draws them: its length may take long, or not be
+    true."""
+    own = (type(each).__module__ for each in (sampler, getattr(sampler, "sampler", None)))
+    if not all(module.startswith("torch.utils.data.") for module in own):
+        return None
+    try:
+        return len(sampler)
+    except Exception:  # of the dataset, or of a sampler without an end
+        return None
 
 
 def _start_method(context: Any) -> str:
