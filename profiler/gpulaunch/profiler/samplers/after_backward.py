@@ -11,16 +11,32 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Se
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.samplers.changed_objects import Changes, reachable, set_by
-from gpulaunch.profiler.samplers.loops import BACKWARD, calls_in, imported_names, last_name, lines_of, method_name
-from gpulaunch.profiler.samplers.syntax import dotted, names_in, nodes_of
+from gpulaunch.profiler.samplers.changed_objects import (
+    Changes,
+    aliases_in,
+    called_in,
+    names_set_in,
+    reachable,
+    words_read,
+)
+from gpulaunch.profiler.samplers.loops import (
+    BACKWARD,
+    Function,
+    calls_in,
+    imported_names,
+    last_name,
+    lines_of,
+    method_name,
+)
+from gpulaunch.profiler.samplers.syntax import dotted, nodes_of
 
 _Loop = ast.For | ast.While | ast.AsyncFor
+_Ends = ast.Return | ast.Break | ast.Continue | ast.Raise
 
 _OF_A_STEP: Final = frozenset(
     {
         *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
-        *("synchronize", "all_reduce", "barrier", "record_stream"),
+        *("synchronize", "all_reduce", "barrier", "record_stream", "first_step", "second_step"),
     }
 )
 """Methods that a training step needs after its backward pass."""
@@ -30,19 +46,21 @@ _OF_A_STEP: Final = frozenset(
 class _Turn:
     """What runs once for each step: the body of a loop, or a function that such a loop calls."""
 
+    head: Sequence[ast.AST]
+    """What a loop goes through, or its condition."""
     nodes: Sequence[ast.AST]
     sets: frozenset[str]
     """What the loop sets at each turn."""
-    steps: frozenset[str]
-    """What it calls for a step: `loss.backward`, `self.train_step`."""
+    makes: Sequence[ast.Call]
+    """What it calls for a step."""
     backward: int
     """The last line of the last of these calls."""
     end: int
 
     @property
-    def calls(self) -> Iterator[ast.Call]:
-        """All that it calls."""
-        return (node for node in self.nodes if isinstance(node, ast.Call))
+    def steps(self) -> set[str]:
+        """The functions that it calls for a step."""
+        return {dotted(each.func) for each in self.makes}
 
 
 def functions_that_step(tree: ast.Module) -> dict[str, ast.FunctionDef]:
@@ -60,7 +78,7 @@ def functions_that_step(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 def makes_step(call: ast.Call, steps: Container[str]) -> bool:
     """Whether a call is a backward pass, or one of `steps`, of `functions_that_step`."""
-    return method_name(call) in BACKWARD or ast.unparse(call.func) in steps
+    return method_name(call) in BACKWARD or dotted(call.func) in steps
 
 
 def lines_after_backward(tree: ast.Module, steps: Mapping[str, ast.FunctionDef]) -> set[int]:
@@ -71,29 +89,27 @@ def lines_after_backward(tree: ast.Module, steps: Mapping[str, ast.FunctionDef])
         tree: of a file.
         steps: of `functions_that_step`.
     """
-    functions = [node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef)]
+    loops = [turn for node in nodes_of(tree) if isinstance(node, _Loop) and (turn := _turn_of(node, steps))]
+    if not loops:
+        return set()
+    functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
     changing = {each.name for each in functions if any(map(_changes_gradient, nodes_of(each)))}
-    changes, reads = Changes(tree), _Reads(tree, functions)
-    bodies = {name: turn for name, each in steps.items() if (turn := _turn_of(each, ()))}
+    changes, reads = Changes(functions), _Reads(functions, imported_names(tree).keys())
+    bodies = {name: turn for name, each in steps.items() if (turn := _turn_of(each, steps.keys() - {name}))}
     read_around = dict[str, set[str]]()
     turns: list[tuple[_Turn, set[str]]] = []
-    for loop in nodes_of(tree):
-        if isinstance(loop, _Loop) and (turn := _turn_of(loop, steps)):
-            called = turn.steps & bodies.keys()
-            read = reads.first(turn).union(*(reads.first(bodies[each]) for each in called))
-            turns.append((turn, read))
-            for each in called:
-                read_around.setdefault(each, _returned(steps[each])).update(read)
+    for turn in loops:
+        called = turn.steps & bodies.keys()
+        read = reads.above(turn).union(*(reads.above(bodies[each]) for each in called))
+        turns.append((turn, read))
+        for each in called:
+            read_around.setdefault(each, set()).update(read)
     turns += [(bodies[each], read) for each, read in read_around.items()]
     found, needed = set[int](), set[int]()
     for turn, read in turns:
         found.update(range(turn.backward + 1, turn.end + 1))
         needed.update(_before_step(turn, changing))
-        for node in turn.nodes:
-            if isinstance(node, ast.stmt) and (
-                isinstance(node, ast.Return) or changes.trained_weights(node) or not read.isdisjoint(changes.by(node))
-            ):
-                needed.update(lines_of(node))
+        needed.update(_for_next(turn, read, changes, reads))
     return found - needed
 
 
@@ -104,10 +120,12 @@ def _turn_of(part: _Loop | ast.FunctionDef, steps: Container[str]) -> _Turn | No
     if not makes:
         return None
     target = nodes_of(part.target) if isinstance(part, ast.For | ast.AsyncFor) else ()
+    head = part.test if isinstance(part, ast.While) else part.iter if isinstance(part, _Loop) else None
     return _Turn(
-        nodes,
-        sets=frozenset(filter(None, map(set_by, target))),
-        steps=frozenset(ast.unparse(each.func) for each in makes),
+        head=() if head is None else nodes_of(head),
+        nodes=nodes,
+        sets=frozenset(each.id for each in target if isinstance(each, ast.Name)),
+        makes=makes,
         backward=max(map(_end, makes)),
         end=_end(part.body[-1]),
     )
@@ -115,64 +133,84 @@ def _turn_of(part: _Loop | ast.FunctionDef, steps: Container[str]) -> _Turn | No
 
 def _before_step(turn: _Turn, changing: Set[str]) -> Iterator[int]:
     """The lines that a step consists of, and all between a backward pass and the step if gradients change there."""
-    calls, backward = list(turn.calls), turn.backward
+    calls, backward = [node for node in turn.nodes if isinstance(node, ast.Call)], turn.backward
     yield from (line for call in calls if method_name(call) in _OF_A_STEP for line in lines_of(call))
     step = min((call.lineno for call in calls if call.lineno > backward and method_name(call) == "step"), default=0)
     if any(_changes_gradients(node, changing) for node in turn.nodes if backward < getattr(node, "lineno", 0) < step):
         yield from range(backward + 1, step)
 
 
-def _returned(function: ast.FunctionDef) -> set[str]:
-    """What a function returns: its caller may need that."""
-    return {name for node in nodes_of(function) if isinstance(node, ast.Return) for name in names_in(node)}
+def _for_next(turn: _Turn, read: Set[str], changes: Changes, reads: _Reads) -> Iterator[int]:
+    """The lines below the backward pass of statements that change what is read above one, that return something or end
+    the loop, and of those that set what these need."""
+    below = [node for node in turn.nodes if isinstance(node, ast.stmt) and node.lineno > turn.backward]
+    aliases = aliases_in(turn.nodes)
+    changed = [(node, changes.by(node, aliases)) for node in below]
+    needed = {node for node, words in changed if isinstance(node, _Ends) or not read.isdisjoint(words)}
+    todo = list(needed)
+    while todo:
+        need = reads.words(nodes_of(todo.pop()))
+        more = {
+            node
+            for node, words in changed
+            if node not in needed and not isinstance(node, ast.Expr) and not need.isdisjoint(words)
+        }
+        needed |= more
+        todo += more
+    for node in below:
+        if node in needed:
+            yield from lines_of(node)
+        elif isinstance(node, ast.For | ast.While | ast.If) and not needed.isdisjoint(nodes_of(node)):
+            yield from lines_of(node.iter if isinstance(node, ast.For) else node.test)
 
 
 class _Reads:
-    """What is read before a backward pass. What is only called, such as a model, or a method for what that does, is not
-    read."""
+    """What is read before a backward pass."""
 
-    def __init__(self, tree: ast.Module, functions: Iterable[ast.FunctionDef]) -> None:
-        self._modules = {"self", *imported_names(tree)}
+    def __init__(self, functions: Iterable[Function], imported: Set[str]) -> None:
+        self._imported = imported
         self._in_functions: dict[str, set[str]] = {}
         self._calls: dict[str, set[str]] = {}
         for each in functions:
-            own = {*map(set_by, nodes_of(each)), *(every.arg for every in each.args.args)}
-            read = {name for name, _ in _loads(nodes_of(each)) if "." in name or name not in own}
+            read = set(words_read(nodes_of(each), names_set_in(each) - {"self"}))
             self._in_functions.setdefault(each.name, set()).update(read)
-            self._calls.setdefault(each.name, set()).update(map(last_name, calls_in(each)))
+            self._calls.setdefault(each.name, set()).update(called_in(nodes_of(each)))
 
-    def first(self, turn: _Turn) -> set[str]:
-        """What a turn reads above its backward pass before it sets it, `memory`, `self.state`, or what the functions of
-        the file read that it calls there."""
-        above = [node for node in turn.nodes if getattr(node, "lineno", 0) <= turn.backward]
-        set_at = dict.fromkeys(turn.sets, 0)
-        for node in above:
-            if isinstance(node, ast.expr) and (name := set_by(node)):
-                set_at[name] = min(node.lineno, set_at.get(name, node.lineno))
-        read = {name for name, line in _loads(above) if line <= set_at.get(name, line)}
-        for call in turn.calls:
-            if call.lineno <= turn.backward and ast.unparse(call.func) not in turn.steps:
-                for function in reachable(last_name(call), self._calls):
-                    read |= self._in_functions.get(function, set())
-        return read - self._modules
+    def words(self, nodes: Iterable[ast.AST], but: Set[str] = frozenset()) -> set[str]:
+        """The words of the objects that are read; `but`: names of some that do not count."""
+        return set(words_read(nodes, but)) - self._imported
+
+    def above(self, turn: _Turn) -> set[str]:
+        """The words of what a turn reads above its backward pass before it sets it, `memory`, `self.state`, and of what
+        the functions of the file read that it calls there."""
+        given = {each for call in turn.makes for each in call.args if dotted(each)}  # it may only pass them on
+        nodes = [*turn.head, *(node for node in turn.nodes if getattr(node, "lineno", 0) <= turn.backward)]
+        nodes = [node for node in nodes if node not in given]
+        words = self.words(nodes, _set_first(nodes, turn.sets))
+        for function in reachable(called_in(nodes), self._calls):
+            words |= self._in_functions.get(function, set()) - self._imported
+        return words
 
 
-def _loads(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
-    """The names that are read, and on which lines."""
-    called = set[ast.AST]()
+def _set_first(nodes: Sequence[ast.AST], sets: Set[str]) -> set[str]:
+    """The names that a turn sets, in any case, before it reads them; `sets`: by its loop."""
+    depends = {each for node in nodes if isinstance(node, ast.If) for each in nodes_of(node)}
+    set_at = dict.fromkeys(sets, 0)
     for node in nodes:
         match node:
-            case ast.Expr(value=ast.Call(func=function)) | ast.withitem(context_expr=ast.Call(func=function)):
-                called.update(nodes_of(function))
-            case ast.Call(func=function):
-                called.add(function)
+            case ast.Assign(targets=targets):
+                parts, line = targets, _end(node) + 1
+            case ast.For(target=target) | ast.comprehension(target=target) | ast.NamedExpr(target=target):
+                parts, line = [target], target.lineno
+            case ast.withitem(optional_vars=ast.expr() as target):
+                parts, line = [target], target.lineno
             case _:
-                pass
-    for node in nodes:
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            name = "" if node in called else dotted(node)
-            if name:
-                yield name, node.lineno
+                continue
+        if node not in depends:
+            for name in (each.id for part in parts for each in nodes_of(part) if isinstance(each, ast.Name)):
+                set_at[name] = min(line, set_at.get(name, line))
+    loads = (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return set_at.keys() - {node.id for node in loads if node.lineno < set_at.get(node.id, 0)}
 
 
 def _changes_gradients(node: ast.AST, changing: Set[str]) -> bool:
@@ -198,9 +236,9 @@ def _changes_gradient(node: ast.AST) -> bool:
 
 
 def _is_gradient(node: ast.expr) -> bool:
-    while isinstance(node, ast.Subscript):
+    while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
         node = node.value
-    return isinstance(node, ast.Attribute) and node.attr == "grad"
+    return isinstance(node, ast.Attribute) and node.attr in ("grad", "_grad")
 
 
 def _calls_backward(node: ast.AST) -> bool:

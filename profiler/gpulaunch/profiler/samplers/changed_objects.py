@@ -1,184 +1,211 @@
-"""Finds in the source of a program the objects that its statements change, such as a buffer of samples, or a model."""
+"""Finds in the source of a program which objects it reads and which it changes, such as a buffer of samples.
+
+An object is known by the words of its name, whoever has it: `self.memory.rows[0]` by `memory` and `rows`. So one that
+two parts of a program know by different names is two.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Final, TypeGuard
 
-from gpulaunch.profiler.samplers.loops import calls_in, last_name
-from gpulaunch.profiler.samplers.syntax import dotted, nodes_of, root_of, words_in
+from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, method_name
+from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
 
-_Simple = ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign
+Simple = ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign
 
-_PARTS: Final = frozenset({"parameters", "named_parameters", "modules"})
-"""Methods that go through the parts of a model."""
-_MODES: Final = frozenset({"train", "eval"})
-"""Methods that change nothing of a model that is not changed back."""
-_IN_PLACE: Final = re.compile(r"(?!requires_grad_)[a-z].*[a-z]_")
-"""Methods of tensors that change them."""
+_NO_WORDS: Final = frozenset({"self", "data"})
+_NO_CHANGE: Final = frozenset({"train", "eval", "set_postfix", "set_description"})
+"""Methods called for what they do, on which no step depends: a mode that is set back, what a progress bar shows."""
+_IN_PLACE: Final = re.compile(r"(?!requires_grad_)(?:_foreach_)?[a-z].*[a-z]_")
+"""Methods that change a tensor, and functions of torch that change those that they are given."""
+_COPIES: Final = frozenset({"clone", "cpu", "float", "double", "copy"})
+
+_Aliases = Mapping[str, Sequence[ast.expr]]
+"""The targets of loops, and what those go through."""
 
 
 class Changes:
-    """What the statements of a file change, also by the functions of the file that they call."""
+    """What statements change, also by the functions of the file that they call, and by methods of `self`."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        functions = [node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef)]
-        self._of_arguments = {each.name: _parameters_in(each, _changed_in) for each in functions}
-        self._weights_of_arguments = {each.name: _parameters_in(each, _weights_changed_in) for each in functions}
-        self._of_self = _changed_of_self(functions)
-        self._trained = set(_trained_in(tree))
+    def __init__(self, functions: Iterable[Function]) -> None:
+        self._changed: dict[str, set[str]] = {}
+        self._arguments: dict[str, set[int | str]] = {}
+        self._calls: dict[str, set[str]] = {}
+        for each in functions:
+            nodes, parameters = nodes_of(each), [arg.arg for arg in each.args.args if arg.arg != "self"]
+            own, aliases = names_set_in(each) - {"self"}, aliases_in(nodes)
+            changed, names = self._changed.setdefault(each.name, set()), set[str]()
+            for node in nodes:
+                for whole in _changed_at(node):
+                    roots = _roots(whole, aliases)
+                    names |= roots
+                    if own.isdisjoint(roots):
+                        changed |= _words(whole, aliases)
+            at: set[int | str] = {at for at, name in enumerate(parameters) if name in names}
+            self._arguments.setdefault(each.name, set()).update(at, names & own)
+            self._calls.setdefault(each.name, set()).update(called_in(nodes))
 
-    def by(self, statement: ast.AST) -> set[str]:
-        """What a statement sets, or calls a method of for what that does: `memory.add(step)`; or gives to a function of
-        the file that changes it; or what a method of `self` that it calls changes of that."""
-        if not isinstance(statement, _Simple):
+    def by(self, statement: ast.AST, aliases: _Aliases) -> set[str]:
+        """The words of the objects that a simple statement sets, changes a part of, or calls a method of for what that
+        does: `memory.add(step)`; of others, none.
+
+        `aliases`: see `aliases_in`.
+        """
+        if not isinstance(statement, Simple):
             return set()
-        names = set(_set_or_called(statement))
+        nodes = nodes_of(statement)
+        words = {word for node in nodes for whole in _changed_at(node) for word in _words(whole, aliases)}
+        for function in reachable(called_in(nodes), self._calls):
+            words |= self._changed.get(function, set())
         for call in calls_in(statement):
-            names.update(dotted(each) for each in _given(call, self._of_arguments))
-            if method := _method_of_self(call):
-                names.update(self._of_self.get(method, ()))
-        return names
-
-    def trained_weights(self, statement: ast.AST) -> bool:
-        """Whether a statement changes the weights of what an optimizer trains, as one that clips or projects them."""
-        if not isinstance(statement, _Simple | ast.For):
-            return False
-        given = (each for call in calls_in(statement) for each in _given(call, self._weights_of_arguments))
-        return any(self._is_trained(each) for each in (*_weights_changed_in(statement), *given))
-
-    def _is_trained(self, node: ast.expr) -> bool:
-        return any(dotted(each) in self._trained for each in _wholes(node))
+            for at in self._arguments.get(last_name(call), ()):
+                if isinstance(at, int):
+                    given = call.args[at : at + 1]
+                else:
+                    given = [each.value for each in call.keywords if each.arg == at]
+                words.update(word for each in given for word in words_read(nodes_of(each)))
+        return words
 
 
-def set_by(node: ast.AST) -> str:
-    """The name that a part of the target of an assignment sets; empty: it sets none."""
-    return dotted(node) if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) else ""
+def words_read(nodes: Iterable[ast.AST], but: Set[str] = frozenset()) -> Iterator[str]:
+    """The words of the objects that are read. What has a method called for what that does is not: `log.write(loss)`.
 
-
-def _set_or_called(statement: _Simple) -> Iterator[str]:
-    match statement:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=method))) if method not in _MODES:
-            yield dotted(whole)
-        case ast.Assign(targets=targets):
-            yield from (set_by(part) for target in targets for part in nodes_of(target))
-        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-            yield set_by(target)
-        case _:
-            pass
-
-
-def _changed_in(part: ast.AST) -> Iterator[ast.expr]:
-    """The objects that a method is called of for what that does, or that a part is set of."""
-    for node in nodes_of(part):
+    Args:
+        nodes: all of a part of a tree.
+        but: names of objects that do not count.
+    """
+    nodes = list(nodes)
+    no_objects = set[ast.AST]()
+    for node in nodes:
         match node:
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=method))) if method not in _MODES:
-                yield whole
-            case ast.Attribute(value=whole, ctx=ast.Store()) | ast.Subscript(value=whole, ctx=ast.Store()):
-                yield whole
+            case ast.Expr(value=ast.Call(func=function)) | ast.withitem(context_expr=ast.Call(func=function)):
+                while isinstance(function, ast.Attribute | ast.Subscript):
+                    no_objects.add(function)
+                    function = function.value
+                no_objects.add(function)
+            case ast.Call(func=ast.Attribute(value=whole) as function) if not _is_self(whole):
+                no_objects.add(function)
             case _:
                 pass
+    for node in nodes:
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load) and node not in no_objects:
+            word = node.id if isinstance(node, ast.Name) else node.attr
+            if word not in _NO_WORDS and root_of(node) not in but:
+                yield word
 
 
-def _weights_changed_in(part: ast.AST) -> Iterator[ast.expr]:
-    """The tensors that are changed in place, `p.clamp_(-1, 1)` or `p.data = flat`, or the models that they are of:
-    `for p in model.parameters(): ...`."""
-    models = {
-        target.id: model
-        for loop in nodes_of(part)
-        if isinstance(loop, ast.For)
-        for each, through in _turns(loop)
-        for target in nodes_of(each)
-        if isinstance(target, ast.Name) and (model := _model_of(through)) is not None
-    }
-    for node in nodes_of(part):
+def aliases_in(nodes: Iterable[ast.AST]) -> dict[str, list[ast.expr]]:
+    """The targets of the loops in a part of a tree, and what they are elements of."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in nodes:
         match node:
-            case ast.Call(func=ast.Attribute(value=changed, attr=method)) if _IN_PLACE.fullmatch(method):
-                pass
-            case ast.Attribute(value=changed, attr="data", ctx=ast.Store()):
-                pass
-            case ast.Subscript(value=changed, ctx=ast.Store()):
-                pass
+            case ast.For(target=ast.Tuple(elts=targets), iter=ast.Call(func=ast.Name(id="zip"), args=through)):
+                parts = list(zip(targets, through, strict=False))
+            case ast.For(target=target, iter=each):
+                parts = [(target, each)]
             case _:
                 continue
-        if "grad" not in words_in(changed):
-            yield models.get(root_of(changed), changed)
+        for part, each in parts:
+            for name in nodes_of(part):
+                if isinstance(name, ast.Name):
+                    found.setdefault(name.id, []).append(each)
+    return found
 
 
-def _turns(loop: ast.For) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What a loop sets, and what that is an element of."""
-    match loop.target, loop.iter:
-        case ast.Tuple(elts=targets), ast.Call(func=ast.Name(id="zip"), args=parts):
-            yield from zip(targets, parts, strict=False)
-        case target, through:
-            yield target, through
+def names_set_in(function: Function) -> set[str]:
+    """The arguments of a function, and the names that it sets."""
+    nodes = nodes_of(function)
+    shared = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names - shared | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
-def _model_of(node: ast.AST) -> ast.expr | None:
-    """`model` of `model.parameters()`; None: it is no such call."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=model, attr=method)) if method in _PARTS:
-            return model
-        case _:
-            return None
+def is_set(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute | ast.Subscript]:
+    """Whether it is set by the assignment, or the loop, that it is in."""
+    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
 
 
-def _trained_in(tree: ast.Module) -> Iterator[str]:
-    """The models with whose parameters an object, such as an optimizer, is made."""
-    for call in calls_in(tree):
-        if last_name(call)[:1].isupper():
-            models = (_model_of(each) for each in nodes_of(call))
-            yield from (name for model in models if model is not None and (name := dotted(model)))
+def called_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names of the functions, and of the methods of `self`, that are called."""
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    return {
+        each.id if isinstance(each, ast.Name) else each.attr
+        for each in called
+        if isinstance(each, ast.Name) or (isinstance(each, ast.Attribute) and _is_self(each.value))
+    }
 
 
-def _parameters_in(function: ast.FunctionDef, changed_in: Callable[[ast.AST], Iterable[ast.expr]]) -> set[int]:
-    """Which of its arguments a function changes, at their positions."""
-    names = {root_of(each, views=False) for each in changed_in(function)}
-    return {at for at, each in enumerate(function.args.args) if each.arg in names}
-
-
-def _given(call: ast.Call, positions: Mapping[str, Iterable[int]]) -> Iterator[ast.expr]:
-    """The arguments of a call that are at the positions which count for the function of the file that it calls."""
-    if isinstance(call.func, ast.Name):
-        yield from (call.args[at] for at in positions.get(call.func.id, ()) if at < len(call.args))
-
-
-def _wholes(node: ast.expr) -> Iterator[ast.expr]:
-    """An object, and all that it is a part or a view of: `model.fc.weight.data`, `model.fc.weight`, ..., `model`."""
-    yield node
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-        yield node
-
-
-def _method_of_self(call: ast.Call) -> str:
-    match call.func:
-        case ast.Attribute(value=ast.Name(id="self"), attr=method):
-            return method
-        case _:
-            return ""
-
-
-def _changed_of_self(functions: Sequence[ast.FunctionDef]) -> dict[str, set[str]]:
-    """What methods change of their objects, such as `self.memory`, also by other methods that they call."""
-    changed: dict[str, set[str]] = {}
-    calls: dict[str, set[str]] = {}
-    for function in functions:
-        statements = (each for each in nodes_of(function) if isinstance(each, _Simple))
-        names = {name for each in statements for name in _set_or_called(each) if name.startswith("self.")}
-        changed.setdefault(function.name, set()).update(names)
-        calls.setdefault(function.name, set()).update(map(_method_of_self, calls_in(function)))
-    return {name: {each for method in reachable(name, calls) for each in changed.get(method, ())} for name in changed}
-
-
-def reachable(name: str, calls: Mapping[str, Iterable[str]]) -> set[str]:
-    """A function and all functions that it calls, or that those call."""
-    found, todo = set[str](), [name]
+def reachable(names: Iterable[str], calls: Mapping[str, Iterable[str]]) -> set[str]:
+    """Functions, and all that they call, or that those call."""
+    found, todo = set[str](), list(names)
     while todo:
         each = todo.pop()
         if each not in found:
             found.add(each)
             todo += calls.get(each, ())
     return found
+
+
+def _changed_at(node: ast.AST) -> Iterator[ast.expr]:
+    """What a node sets or changes; not a gradient, nor what only counts."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=method))) if method not in _NO_CHANGE:
+            found = [whole]
+        case ast.Call(func=ast.Attribute(value=whole, attr=method), args=arguments) if _IN_PLACE.fullmatch(method):
+            is_function = method.startswith("_foreach_") or "init" in _chain(whole)
+            given: list[ast.expr] = [
+                part for each in arguments[:1] for part in nodes_of(each) if isinstance(part, ast.Name)
+            ]
+            found = given if is_function else [] if _is_copy(whole) else [whole]
+        case ast.Assign(targets=targets):
+            found = [part for target in targets for part in nodes_of(target) if is_set(part)]
+        case ast.AnnAssign(target=target):
+            found = [target]
+        case ast.AugAssign(target=target, value=value) if not isinstance(value, ast.Constant):
+            found = [target]
+        case _:
+            found = []
+    yield from (each for each in found if "grad" not in _chain(each))
+
+
+def _words(whole: ast.expr, aliases: _Aliases) -> set[str]:
+    """The words of an object, and of what a loop takes it from."""
+    words = set(_chain(whole))
+    for through in aliases.get(root_of(whole), ()):
+        words.update(words_read(nodes_of(through)))
+    return words - _NO_WORDS
+
+
+def _roots(whole: ast.expr, aliases: _Aliases) -> set[str]:
+    """The name of the object that something is a part of, or those in what a loop takes it from."""
+    root = root_of(whole)
+    return (
+        {each.id for part in aliases[root] for each in nodes_of(part) if isinstance(each, ast.Name)}
+        if root in aliases
+        else {root}
+    )
+
+
+def _chain(node: ast.expr) -> Iterator[str]:
+    """`weight`, `head` and `model` of `model.head.weight[0].view(-1)`."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.Call):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        if isinstance(node, ast.Call):
+            node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        else:
+            node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+def _is_copy(node: ast.expr) -> bool:
+    """Whether it is a view of a copy: `p.detach().clone().abs()`."""
+    return any(method_name(call) in _COPIES for call in calls_in(node))
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
