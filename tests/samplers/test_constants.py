@@ -21,6 +21,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+RATE, SEED = 16_000, 0
+
 def relative(length):
     position = torch.arange(length)
     return (position[None] - position[:, None]).abs()
@@ -39,6 +41,20 @@ def noisy(length):
 def remembered(length):
     CENTRES[1] = length
     return torch.ones(length).cumsum(0)
+
+def bank(bands, bins, low=20.0):
+    edges = torch.linspace(low, RATE / 2, bands + 1)
+    found = torch.zeros(bins, bands)
+    for band in range(bands):
+        left, right = edges[band], edges[band + 1]
+        found[:, band] = torch.clamp(right - left, min=0)
+        found[:, band] *= 2 / (right - left)
+    return found
+
+def filled(table, bands):
+    for band in range(bands):
+        table[band] = 0
+    return table.exp()
 
 class Block(nn.Module):
     def __init__(self, width, depth: int, graph, learnable=False):
@@ -90,6 +106,7 @@ def names_on(line: str) -> set[str]:
         "scaled = self.near[:3].exp() / math.sqrt(t)",
         "at = torch.arange(self.width).square()",
         "grid = np.indices((96, 96)).sum(0)",
+        "at = torch.arange(9) / RATE",
         "half = t // 2\nat = torch.arange(half).cos()",
         "at = torch.arange(t, device=x.device)\nangles = torch.einsum('i,j->ij', at, self.near[0])",
         "if mask is None:\n    mask = torch.ones(t, t).tril()",
@@ -108,6 +125,11 @@ def test_what_stays(line: str) -> None:
         ("y = self.mask(t, x.device)", {ALL, "mask"}),
         ("x = x + relative(t)", {"relative"}),
         ("return self.linear(x) * self.mask(t, x.device)", {"mask"}),
+        ("y = bank(self.width, 9)", {ALL, "bank"}),
+        ("y = bank(2 * self.width + 1, bins=SEED)", {ALL, "bank"}),
+        ("y = bank(t, c).to(x)", {"bank"}),
+        ("y = normalised(self.graph)", set()),
+        ("y = filled(self.near, 3)", set()),
         ("y = self.near if mask is None else normalised(self.near)", set()),
         ("x = x + noisy(t)", set()),
         ("y = remembered(t)", set()),
@@ -139,6 +161,7 @@ def test_a_call_that_gives_the_same_within_what_varies(line: str, functions: set
         pytest.param("y = F.gumbel_softmax(torch.zeros(b, t))", id="random inside"),
         pytest.param("y = torch.ones(3).normal_()", id="filled at random"),
         pytest.param("y = random.random() * torch.ones(t)", id="of another package"),
+        pytest.param("RATE = x.sum()\ny = torch.arange(9) / RATE", id="a number that is set again"),
         pytest.param("y = torch.zeros(b, t)", id="room"),
         pytest.param("y = b * t // 2", id="numbers"),
         pytest.param("y = max(b, t)", id="a builtin function"),

@@ -96,6 +96,10 @@ class Module:
         self._set = {each.id for each in names if is_set(each)} | {
             each.arg for each in nodes if isinstance(each, ast.arg)
         }
+        set_times = Counter(each.id for each in names if is_set(each))
+        set_times.update(each.arg for each in nodes if isinstance(each, ast.arg))
+        self.numbers = {name for each in tree.body for name in _numbers_set(each) if set_times[name] == 1}
+        """Names of the module that are set once, to a number."""
         self._texts = Counter(each.value for each in nodes if isinstance(each, ast.Constant))
         self._attributes: dict[str, list[ast.Attribute]] = {}
         for node in nodes:
@@ -103,9 +107,13 @@ class Module:
                 self._attributes.setdefault(node.attr, []).append(node)
         imported = imported_names(tree).items()
         self._packages = {name for name, of in imported if only_computes(of)} - self._set
-        bodies = [each.body for each in nodes if isinstance(each, ast.ClassDef)]
-        of_classes = [each for body in bodies for each in body if isinstance(each, ast.Assign | ast.AnnAssign)]
-        self._defaults = {name for each in of_classes for name in names_in(each)}
+        self._defaults = {
+            each: {
+                name for part in each.body if isinstance(part, ast.Assign | ast.AnnAssign) for name in names_in(part)
+            }
+            for each in nodes
+            if isinstance(each, ast.ClassDef)
+        }
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._following: list[Function] = []
@@ -153,11 +161,18 @@ class Module:
         return self._buffers[of]
 
     def is_number(self, node: ast.expr) -> bool:
-        """Whether it is an attribute that only `__init__` sets, once: where a number is needed, it is no parameter."""
+        """Whether it is an attribute that only `__init__` sets, once, or is computed of such: where a number is needed,
+        it is no parameter."""
         match node:
+            case ast.Constant():
+                return True
+            case ast.BinOp(left=left, right=right):
+                return self.is_number(left) and self.is_number(right)
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
                 stores = [each for each in self._attributes[name] if is_set(each)]
-                if self._is_opaque or name in self._defaults or len(stores) != 1 or not self._is_in_init(stores[0]):
+                of = self._class_of(node)
+                is_default = of is not None and name in self._defaults[of]
+                if self._is_opaque or is_default or len(stores) != 1 or not self._is_in_init(stores[0]):
                     return False
                 return not any(self._is_object(each) for each in self._attributes[name])
             case _:
@@ -202,7 +217,7 @@ class Module:
                 if isinstance(call, ast.Call) and call.func is parent:
                     return name in SHAPES or self._reads(call)
                 return name in OF_A_TENSOR or (name in TRANSPOSED and self.is_read(parent))
-            case ast.Call(func=ast.Name(id="len")):
+            case ast.Call(func=ast.Name(id="len" | "range")):
                 return True
             case ast.Call(func=function) if function is not node and self.is_of_package(function):
                 return self._reads(parent)
@@ -275,6 +290,18 @@ class Module:
             return None
         return next((each for each, its in self.functions if each.name == name and its is within), None)
 
+    def given_as_numbers(self, call: ast.Call, function: Function) -> Iterator[ast.expr]:
+        """The arguments of a call of a function of the file that are numbers, as it makes a range or a tensor of so
+        many elements of them."""
+        makes = (each for each in calls_in(function) if last_name(each) == "range" or self._makes_of_numbers(each))
+        numbers = {name for each in makes for part in each.args for name in _terms(part)}
+        given: list[tuple[str | None, ast.expr]] = [(each.arg, each.value) for each in call.keywords]
+        names = [each.arg for each in function.args.args if each.arg != "self"]
+        yield from (value for name, value in (*zip(names, call.args, strict=False), *given) if name in numbers)
+
+    def _makes_of_numbers(self, call: ast.Call) -> bool:
+        return last_name(call) in NUMBERS | ROOM and self.is_of_package(call.func)
+
     def gives_the_same(self, function: Function) -> bool:
         """Whether a function gives the same in every call with the same arguments, changes none, and is a plain
         sequence of statements."""
@@ -291,6 +318,28 @@ class Module:
             )
             self._following.pop()
         return self._same[function]
+
+
+def _terms(node: ast.expr) -> Iterator[str]:
+    """The names that are terms of a sum or a product."""
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.BinOp(left=left, right=right):
+            yield from (*_terms(left), *_terms(right))
+        case _:
+            pass
+
+
+def _numbers_set(statement: ast.stmt) -> Iterator[str]:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant()):
+            yield name
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+            pairs = zip(targets, values, strict=False)
+            yield from (to.id for to, each in pairs if isinstance(to, ast.Name) and isinstance(each, ast.Constant))
+        case _:
+            pass
 
 
 def _computes(value: ast.expr) -> bool:

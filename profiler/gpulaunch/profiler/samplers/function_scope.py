@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Set
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,16 @@ class Scope:
             elif isinstance(node, ast.Name):
                 self._read.setdefault(node.id, []).append(node)
         self._changed = {name for node in nodes_of(function) for name in changed_by(node)}
+        self._made = Counter[str]()  # by assignments of what shares its memory with nothing else
+        for node in nodes_of(function):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() | ast.UnaryOp() | ast.Compare()):
+                    self._made[name] += 1
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as made):
+                    is_new = module.is_of_package(made.func) and last_name(made) in NUMBERS | ROOM | COMPUTE
+                    self._made[name] += is_new
+                case _:
+                    pass
         self._arguments = arguments_of(function) - {"self"}
         self._numbers = set[str]()
         self._staying = self._arguments | self._set.keys() if names is None else set(names) - self._set.keys()
@@ -97,12 +108,23 @@ class Scope:
             case ast.Return(value=value) if value is not None:
                 return self.stays(value)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                return self.stays(value) and self.is_unchanged(name)
+                return self.stays(value) and (self.is_unchanged(name) or self._is_made_here(name))
             case ast.Assign(targets=[ast.Tuple(elts=parts)], value=value):
                 names = [each.id for each in parts if isinstance(each, ast.Name)]
                 return self.stays(value) and len(names) == len(parts) and all(map(self.is_unchanged, names))
+            case (
+                ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=at)], value=value)
+                | ast.AugAssign(target=ast.Subscript(value=ast.Name(id=name), slice=at), value=value)
+            ):
+                return self._is_made_here(name) and self.stays(at) and self.stays(value)
+            case ast.For(target=ast.Name(), iter=ast.Call(func=ast.Name(id="range")) as turns, orelse=[]):
+                return self.stays(turns) and all(map(self.is_plain, statement.body))
             case _:
                 return False
+
+    def _is_made_here(self, name: str) -> bool:
+        """Whether all that a name stands for is made by the function itself, so that it may change it."""
+        return self._made[name] == len(self._set.get(name, ())) > 0
 
     def stays(self, node: ast.expr) -> bool:
         """Whether an expression is the same in every call."""
@@ -110,7 +132,7 @@ class Scope:
             case ast.Constant():
                 return True
             case ast.Name(id=name):
-                return name in self._staying
+                return name in self._staying or name in self._module.numbers
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
                 return name in self._module.buffers(self._of)
             case ast.Attribute(value=value, attr=name):
@@ -139,14 +161,16 @@ class Scope:
         if name == "len" and on is None and len(parts) == 1 and self._is_argument(parts[0]):
             return True
         is_of_package = self._module.is_of_package(call.func)
-        takes_numbers = is_of_package and name in NUMBERS | ROOM
+        called = None if is_of_package else self._module.function_of(call, self._of)
+        of_numbers = set(parts) if is_of_package and name in NUMBERS | ROOM else set[ast.expr]()
+        if called is not None:
+            of_numbers = set(self._module.given_as_numbers(call, called))
         if not is_plain_call(call) or not all(
-            self.stays(each) or (takes_numbers and self._module.is_number(each)) for each in parts
+            self.stays(each) or (each in of_numbers and self._module.is_number(each)) for each in parts
         ):
             return False
         if is_of_package:
             return name in NUMBERS | ROOM | COMPUTE | VIEWS or (isinstance(on, ast.Name) and on.id == "math")
-        called = self._module.function_of(call, self._of)
         if called is not None:
             return self._module.gives_the_same(called)
         if isinstance(on, ast.Call) and name in FILLS and last_name(on) in ROOM | COMPUTE:
