@@ -42,7 +42,7 @@ def test_several_reductions_in_a_step_may_be_needed(changes: dict[str, Any]) -> 
     assert rules(window(rank(**reduces))) == []
 
 
-def test_passes_that_need_each_other_are_no_accumulation() -> None:
+def test_passes_that_need_each_other_or_no_other_rank_are_no_accumulation() -> None:
     ddp = {"modules": 1, "reductions_per_step": 4}
     reduces = {"gpu": None, "phases_ms": {"comm": 40.0}, "microsteps": 4 * STEPS}
 
@@ -51,6 +51,7 @@ def test_passes_that_need_each_other_are_no_accumulation() -> None:
     apart, added = (facts(ddp=ddp, graph={"nodes": 90, "accumulates": adds}) for adds in (False, True))
     assert rules(window(rank(facts=apart, **reduces))) == []
     assert rules(window(rank(facts=added, **reduces))) == ["reduced-in-accumulation"]
+    assert rules(window(rank(facts=facts(ddp={**ddp, "world_size": 1}), **reduces))) == []
     small = CASES["small-collectives"].fault
     closures = [replace(each, facts=facts(precision={"optimizer": "LBFGS"})) for each in small.ranks]
     assert rules(replace(small, ranks=tuple(closures))) == []

@@ -30,7 +30,7 @@ def test_memory_that_was_allocated_before_is_filled_and_does_not_grow() -> None:
 @pytest.mark.parametrize(
     ("epoch_batches", "room_mib", "is_told"),
     [
-        (10 * STEPS, 1200, False),
+        (10 * STEPS, 1600, False),
         (10 * STEPS, 300, True),
         (10_000 * STEPS, 1200, True),
         (3 * STEPS, 1200, True),

@@ -71,7 +71,7 @@ class Averaged:
         if CURED:
             torch._foreach_lerp_(self.mine, self.theirs, 1 - self.decay)
             return
-        new, old = model.state_dict(), self.model.state_dict()
+        new, old = model.state_dict(), self.model.state_dict()  # cause: hot-line
         mixed = {k: self.decay * v + (1 - self.decay) * new[k] for k, v in old.items()}
         self.model.load_state_dict(mixed)  # cause: hot-line
 

@@ -159,8 +159,8 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
 
 def _with_copies(rank: RankWindow) -> dict[str, int]:
     """The samples of lines outside of the model's compute, where those of a function after a step that copies the
-    weights, to average them, are together at the first one with at least half as many copies as any: alone each may be
-    too few. On a GPU what averages may wait for it."""
+    weights, to average them, are together at the first line of the copies: alone each may be too few. On a GPU what
+    averages may wait for it."""
     lines = dict(rank.calling)
     if rank.gpu is not None:
         return lines
@@ -171,8 +171,8 @@ def _with_copies(rank: RankWindow) -> dict[str, int]:
         total = sum(lines[line] for line in within)
         copied = sum(lines[line] for line in copying)
         if copied >= COPIED.value * total and total >= LOST.value * rank.samples:
-            most = max(lines[line] for line in copying)
-            at = min((line for line in copying if 2 * lines[line] >= most), key=lambda each: place_of(each).line or 0)
+            often = [line for line in copying if lines[line] >= SAMPLES_OF_A_LINE.value] or copying
+            at = min(often, key=lambda each: place_of(each).line or 0)  # the same one with more samples, too
             lines = {line: count for line, count in lines.items() if line not in within} | {at: total}
     return lines
 

@@ -306,7 +306,7 @@ RULES: Final = (
         "objects.",
         suppressed="It would take more than a week to fill the remaining memory; the page cache of mapped files grows; "
         "a rank fills what it has allocated before (`VmSize` does not grow); or the first epoch is not over, and what "
-        "grows until then, as a cache of the dataset does, takes less than half of the remaining memory. For "
+        "grows until then, as a cache of the dataset does, takes less than a quarter of the remaining memory. For "
         "pages that workers copy: the kernel does not report them (`Pss_Anon` in `smaps_rollup`).",
         limits=(
             *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
@@ -434,7 +434,7 @@ RULES: Final = (
         "Accelerate, `accelerator.accumulate(model)`; with FSDP2, `model.set_requires_gradient_sync(False)`.",
         suppressed="There are several modules of DistributedDataParallel, or several optimizers, which may have a "
         "backward pass each; passes need each other (`LBFGS`, or no pass adds to the gradients of another one, as in "
-        "SAM); or FSDP trains on a GPU, where its collectives are not on the training thread.",
+        "SAM); there is one rank; or FSDP trains on a GPU, where its collectives are not on the training thread.",
         limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
     ),
     Rule(

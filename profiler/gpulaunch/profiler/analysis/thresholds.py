@@ -307,10 +307,10 @@ URGENT_GROWN: Final = Limit(
 )
 FITS: Final = Limit(
     name="fits",
-    value=0.5,
+    value=0.25,
     unit="share",
-    why="of the memory that is left may be filled by the end of the first epoch, as by a cache of the dataset: "
-    "the rest is for what grows besides",
+    why="of the memory that is left may be filled by the end of the first epoch, as by a cache of the dataset: the "
+    "rest is for what grows besides, as pages that workers copy, and the page cache",
 )
 FRAGMENTED: Final = Limit(
     name="unusable",

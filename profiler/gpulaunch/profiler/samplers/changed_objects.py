@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Final, TypeGuard
+from typing import Final
 
+from gpulaunch.profiler.samplers.function_bodies import is_set
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, method_name
 from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
 
@@ -119,13 +120,8 @@ def names_set_in(function: Function) -> set[str]:
     """The arguments of a function, and the names that it sets."""
     nodes = nodes_of(function)
     shared = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and is_set(node)}
     return names - shared | {node.arg for node in nodes if isinstance(node, ast.arg)}
-
-
-def is_set(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute | ast.Subscript]:
-    """Whether it is set by the assignment, or the loop, that it is in."""
-    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
 
 
 def called_in(nodes: Iterable[ast.AST]) -> set[str]:
@@ -161,7 +157,10 @@ def _changed_at(node: ast.AST) -> Iterator[ast.expr]:
             ]
             found = given if is_function else [] if _is_copy(whole) else [whole]
         case ast.Assign(targets=targets):
-            found = [part for target in targets for part in nodes_of(target) if is_set(part)]
+            parts = (part for target in targets for part in nodes_of(target))
+            found = [
+                part for part in parts if isinstance(part, ast.Name | ast.Attribute | ast.Subscript) and is_set(part)
+            ]
         case ast.AnnAssign(target=target):
             found = [target]
         case ast.AugAssign(target=target, value=value) if not isinstance(value, ast.Constant):

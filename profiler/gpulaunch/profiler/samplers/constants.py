@@ -93,12 +93,9 @@ class Module:
                 self.functions.append((each, None))
         names = [each for each in nodes if isinstance(each, ast.Name)]
         self._defined = Counter(each.name for each in nodes if isinstance(each, Function | ast.ClassDef))
-        self._set = {each.id for each in names if is_set(each)} | {
-            each.arg for each in nodes if isinstance(each, ast.arg)
-        }
-        set_times = Counter(each.id for each in names if is_set(each))
-        set_times.update(each.arg for each in nodes if isinstance(each, ast.arg))
-        self.numbers = {name for each in tree.body for name in _numbers_set(each) if set_times[name] == 1}
+        self._set = Counter(each.id for each in names if is_set(each))
+        self._set.update(each.arg for each in nodes if isinstance(each, ast.arg))
+        self.numbers = {name for each in tree.body for name in _numbers_set(each) if self._set[name] == 1}
         """Names of the module that are set once, to a number."""
         self._texts = Counter(each.value for each in nodes if isinstance(each, ast.Constant))
         self._attributes: dict[str, list[ast.Attribute]] = {}
@@ -106,7 +103,7 @@ class Module:
             if isinstance(node, ast.Attribute):
                 self._attributes.setdefault(node.attr, []).append(node)
         imported = imported_names(tree).items()
-        self._packages = {name for name, of in imported if only_computes(of)} - self._set
+        self._packages = {name for name, of in imported if only_computes(of) and name not in self._set}
         self._defaults = {
             each: {
                 name for part in each.body if isinstance(part, ast.Assign | ast.AnnAssign) for name in names_in(part)

@@ -75,6 +75,6 @@ def is_plain_call(call: ast.Call) -> bool:
     return all(each.arg is not None and each.arg not in _REFUSED for each in call.keywords)
 
 
-def is_set(node: ast.Name | ast.Attribute) -> bool:
-    """Whether a name or an attribute is given a value, or deleted."""
+def is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
+    """Whether a name, an attribute or a part is given a value, or deleted."""
     return not isinstance(node.ctx, ast.Load)
