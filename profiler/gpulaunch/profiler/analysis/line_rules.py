@@ -171,8 +171,7 @@ def _with_copies(rank: RankWindow) -> dict[str, int]:
         total = sum(lines[line] for line in within)
         copied = sum(lines[line] for line in copying)
         if copied >= COPIED.value * total and total >= LOST.value * rank.samples:
-            often = [line for line in copying if lines[line] >= SAMPLES_OF_A_LINE.value] or copying
-            at = min(often, key=lambda each: place_of(each).line or 0)  # the same one with more samples, too
+            at = min(copying, key=lambda each: place_of(each).line or 0)  # with more samples it is the same one
             lines = {line: count for line, count in lines.items() if line not in within} | {at: total}
     return lines
 
