@@ -18,6 +18,7 @@ from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
+    CELL_SAVES,
     CONVERTED,
     COPIED,
     EVERY_STEP,
@@ -36,6 +37,7 @@ from gpulaunch.profiler.analysis.thresholds import (
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record.line_calls import (
     ANOMALY,
+    CELL,
     DRAWS_ORDER,
     ONE_HOT,
     ONE_HOT_PRODUCT,
@@ -53,6 +55,8 @@ _MEETS: Final = (
     *(".scatter_object_list", ".gather_for_metrics"),
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
+_SAVES_WITH_BACKWARD: Final = {ONE_HOT_PRODUCT: 1.0, PAIRS: 1.0, SINGULAR: 1.0, CELL: CELL_SAVES.value}
+"""Of calls that have as large a part of backward as they have of forward: what is saved of both."""
 
 
 def logging_stall(window: Window) -> Iterator[Loss]:
@@ -79,10 +83,10 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
-            if call in (ONE_HOT_PRODUCT, PAIRS, SINGULAR):  # with as large a part of backward as it has of forward
+            if (saved := _SAVES_WITH_BACKWARD.get(call)) is not None:
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
-                found = replace(found, seconds_per_step=found.seconds_per_step + back_s)
+                found = replace(found, seconds_per_step=saved * (found.seconds_per_step + back_s))
             if call == ANOMALY:
                 found = replace(found, seconds_per_step=found.seconds_per_step + _nan_checks_s(rank))
             in_library = "." in call and call != CONVERTS
