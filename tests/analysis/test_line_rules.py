@@ -103,6 +103,7 @@ def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_la
         ("largest singular value", True, 1.0),
         ("permutation", False, 1.0),
         ("LSTM cell", True, 0.6),
+        ("attention in steps", True, 0.3),
     ],
 )
 def test_a_call_that_backward_goes_through_costs_its_part_of_that_too(

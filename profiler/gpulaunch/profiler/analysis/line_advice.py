@@ -7,6 +7,7 @@ from typing import Final
 
 from gpulaunch.profiler.record.line_calls import (
     ANOMALY,
+    ATTENTION,
     CELL,
     CONSTANT,
     DRAWS_ORDER,
@@ -135,6 +136,8 @@ IN_PLACE_OF_CALLS: Final = {
         "NumPy scipy's cdist), or a product of matrices for squared ones, (|a|^2 + |b|^2 - 2 a b).clamp(min=0), needs "
         "no tensor of pairs x width. (cdist cannot be differentiated twice.)",
     ),
+    ATTENTION: "These lines make a matrix of all scores of attention, several times, and again in backward: "
+    "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, or attn_mask=mask) does not.",
     CELL: "This loop calls an LSTM cell for one element after the other, although all of them are known before: "
     "nn.LSTM has the same weights, takes the whole sequence, and on a CPU needs a fifth to two thirds of the time.",
     OBSERVES: "This hook computes statistics in every forward pass: remove it when they were taken (handle = "

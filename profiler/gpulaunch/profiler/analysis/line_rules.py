@@ -18,6 +18,7 @@ from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
+    ATTENTION_SAVES,
     CELL_SAVES,
     CONVERTED,
     COPIED,
@@ -37,6 +38,7 @@ from gpulaunch.profiler.analysis.thresholds import (
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record.line_calls import (
     ANOMALY,
+    ATTENTION,
     CELL,
     DRAWS_ORDER,
     ONE_HOT,
@@ -55,7 +57,11 @@ _MEETS: Final = (
     *(".scatter_object_list", ".gather_for_metrics"),
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
-_SAVES_WITH_BACKWARD: Final = {ONE_HOT_PRODUCT: 1.0, PAIRS: 1.0, SINGULAR: 1.0, CELL: CELL_SAVES.value}
+_SAVES_WITH_BACKWARD: Final = {
+    **dict.fromkeys((ONE_HOT_PRODUCT, PAIRS, SINGULAR), 1.0),
+    CELL: CELL_SAVES.value,
+    ATTENTION: ATTENTION_SAVES.value,
+}
 """Of calls that have as large a part of backward as they have of forward: what is saved of both."""
 
 

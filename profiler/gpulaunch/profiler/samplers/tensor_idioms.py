@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Final
 
 from gpulaunch.profiler.record.line_calls import (
+    ATTENTION,
     CELL,
     PAIRS,
     PAIRS_FORWARD,
@@ -20,6 +21,7 @@ from gpulaunch.profiler.record.line_calls import (
     SINGULAR,
     SINGULAR_FORWARD,
 )
+from gpulaunch.profiler.samplers.attention_steps import lines_of_attention
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.recurrent_cells import lines_of_cells
 from gpulaunch.profiler.samplers.syntax import nodes_of, words_in
@@ -56,6 +58,7 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
         if isinstance(node, ast.Subscript) and _is_part_of_permutation(node):
             found.update(dict.fromkeys(lines_of(node), PERMUTATION))
     found.update(dict.fromkeys(lines_of_cells(tree), CELL))
+    found.update(dict.fromkeys(lines_of_attention(tree), ATTENTION))
     return found
 
 
