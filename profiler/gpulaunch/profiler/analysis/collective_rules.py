@@ -77,7 +77,7 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
         if steps_by_closure(rank) or section(rank.facts, "graph").get("accumulates") is False:
             continue  # each pass has a use of its own: the first of SAM says where the second one begins
         if number(ddp, "world_size") == 1:
-            continue  # there is nobody to send gradients to
+            continue  # there is no other rank to send gradients to
         overlap_s = 0.0
         if rank.gpu is None:
             exposed_s = max(0.0, rank.phase_s("comm") - rank.per_step_s(rank.pauses.comm_blocked_ns_total))

@@ -15,6 +15,7 @@ from gpulaunch.profiler.samplers.changed_objects import (
     Changes,
     aliases_in,
     called_in,
+    calls_between,
     names_set_in,
     reachable,
     words_read,
@@ -94,13 +95,15 @@ def lines_after_backward(tree: ast.Module, steps: Mapping[str, ast.FunctionDef])
         return set()
     functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
     changing = {each.name for each in functions if any(map(_changes_gradient, nodes_of(each)))}
-    changes, reads = Changes(functions), _Reads(functions, imported_names(tree).keys())
+    calls = calls_between(functions)
+    changes, reads = Changes(functions, calls), _Reads(functions, calls, imported_names(tree).keys())
     bodies = {name: turn for name, each in steps.items() if (turn := _turn_of(each, steps.keys() - {name}))}
+    read_inside = {name: reads.above(turn) for name, turn in bodies.items()}
     read_around = dict[str, set[str]]()
     turns: list[tuple[_Turn, set[str]]] = []
     for turn in loops:
         called = turn.steps & bodies.keys()
-        read = reads.above(turn).union(*(reads.above(bodies[each]) for each in called))
+        read = reads.above(turn).union(*(read_inside[each] for each in called))
         turns.append((turn, read))
         for each in called:
             read_around.setdefault(each, set()).update(read)
@@ -167,14 +170,13 @@ def _for_next(turn: _Turn, read: Set[str], changes: Changes, reads: _Reads) -> I
 class _Reads:
     """What is read before a backward pass."""
 
-    def __init__(self, functions: Iterable[Function], imported: Set[str]) -> None:
+    def __init__(self, functions: Iterable[Function], calls: Mapping[str, Iterable[str]], imported: Set[str]) -> None:
+        self._calls = calls
         self._imported = imported
         self._in_functions: dict[str, set[str]] = {}
-        self._calls: dict[str, set[str]] = {}
         for each in functions:
             read = set(words_read(nodes_of(each), names_set_in(each) - {"self"}))
             self._in_functions.setdefault(each.name, set()).update(read)
-            self._calls.setdefault(each.name, set()).update(called_in(nodes_of(each)))
 
     def words(self, nodes: Iterable[ast.AST], but: Set[str] = frozenset()) -> set[str]:
         """The words of the objects that are read; `but`: names of some that do not count."""

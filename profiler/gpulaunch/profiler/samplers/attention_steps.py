@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, words_in
+from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, times_read, words_in
 
 _PRODUCTS: Final = frozenset({"matmul", "bmm"})
 _TURNED: Final = frozenset({"transpose", "permute", "mT", "T", "swapaxes"})
@@ -33,9 +33,7 @@ def lines_of_attention(tree: ast.Module) -> set[int]:
 
 
 def _lines_in(function: Function) -> Iterator[int]:
-    reads = Counter(
-        node.id for node in nodes_of(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    )
+    reads = times_read(nodes_of(function))
     name, is_weights = "", False
     steps: list[ast.stmt] = []
     read = Counter[str]()

@@ -1,7 +1,7 @@
 """Finds in the source of a program which objects it reads and which it changes, such as a buffer of samples.
 
-An object is known by the words of its name, whoever has it: `self.memory.rows[0]` by `memory` and `rows`. So one that
-two parts of a program know by different names is two.
+An object is known by the words of its name, whatever it is an attribute of: `self.memory.rows[0]` by `memory` and
+`rows`. So one that two parts of a program know by different names is two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpulaunch.profiler.samplers.function_bodies import is_set
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, method_name
 from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
 
-Simple = ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign
+_Simple = ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign
 
 _NO_WORDS: Final = frozenset({"self", "data"})
 _NO_CHANGE: Final = frozenset({"train", "eval", "set_postfix", "set_description"})
@@ -31,10 +31,11 @@ _Aliases = Mapping[str, Sequence[ast.expr]]
 class Changes:
     """What statements change, also by the functions of the file that they call, and by methods of `self`."""
 
-    def __init__(self, functions: Iterable[Function]) -> None:
+    def __init__(self, functions: Iterable[Function], calls: Mapping[str, Iterable[str]]) -> None:
+        """`calls`: of `calls_between` them."""
+        self._calls = calls
         self._changed: dict[str, set[str]] = {}
         self._arguments: dict[str, set[int | str]] = {}
-        self._calls: dict[str, set[str]] = {}
         for each in functions:
             nodes, parameters = nodes_of(each), [arg.arg for arg in each.args.args if arg.arg != "self"]
             own, aliases = names_set_in(each) - {"self"}, aliases_in(nodes)
@@ -47,7 +48,6 @@ class Changes:
                         changed |= _words(whole, aliases)
             at: set[int | str] = {at for at, name in enumerate(parameters) if name in names}
             self._arguments.setdefault(each.name, set()).update(at, names & own)
-            self._calls.setdefault(each.name, set()).update(called_in(nodes))
 
     def by(self, statement: ast.AST, aliases: _Aliases) -> set[str]:
         """The words of the objects that a simple statement sets, changes a part of, or calls a method of for what that
@@ -55,7 +55,7 @@ class Changes:
 
         `aliases`: see `aliases_in`.
         """
-        if not isinstance(statement, Simple):
+        if not isinstance(statement, _Simple):
             return set()
         nodes = nodes_of(statement)
         words = {word for node in nodes for whole in _changed_at(node) for word in _words(whole, aliases)}
@@ -132,6 +132,14 @@ def called_in(nodes: Iterable[ast.AST]) -> set[str]:
         for each in called
         if isinstance(each, ast.Name) or (isinstance(each, ast.Attribute) and _is_self(each.value))
     }
+
+
+def calls_between(functions: Iterable[Function]) -> dict[str, set[str]]:
+    """What each of some functions calls, see `called_in`; those of the same name are one."""
+    calls: dict[str, set[str]] = {}
+    for each in functions:
+        calls.setdefault(each.name, set()).update(called_in(nodes_of(each)))
+    return calls
 
 
 def reachable(names: Iterable[str], calls: Mapping[str, Iterable[str]]) -> set[str]:

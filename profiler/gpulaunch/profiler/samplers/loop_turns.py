@@ -56,14 +56,14 @@ def _positions(loop: Loop) -> set[str]:
     while True:
         counted = {id(name) for of in found for value in made[of] for name in _names(value)}
         wrong = {name.id for name in loads if id(name) not in indices | counted}
-        computed = _computed_from(found, nodes)
+        computed = computed_from(found, nodes)
         wrong |= {of for of in found if any(name.id in computed for value in made[of] for name in _names(value))}
         if not found & wrong:
             return found
         found -= wrong
 
 
-def _computed_from(positions: Set[str], nodes: Iterable[ast.AST]) -> set[str]:
+def computed_from(positions: Set[str], nodes: Iterable[ast.AST]) -> set[str]:
     """Other names whose values in a turn depend on these: an element at a position, and what is made of it."""
     reads: dict[str, set[str]] = {}
     for node in nodes:

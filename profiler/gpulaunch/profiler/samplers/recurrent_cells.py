@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from gpulaunch.profiler.samplers.function_bodies import is_set
+from gpulaunch.profiler.samplers.loop_turns import computed_from
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import dotted, names_in, nodes_of
 
@@ -42,7 +44,8 @@ def _calls(loop: ast.For, cells: set[str]) -> Iterator[int]:
         match statement:
             case ast.Assign(targets=[target], value=ast.Call(func=function, args=[given, state])):
                 if dotted(function) in cells and _is_all_that_it_does(statements, statement, names_in(target), state):
-                    depends = _set_from(statements, names_in(target))
+                    state_names = names_in(target)
+                    depends = state_names | computed_from(state_names, statements)
                     if depends.isdisjoint(names_in(given)):
                         yield from lines_of(statement)
             case _:
@@ -51,22 +54,6 @@ def _calls(loop: ast.For, cells: set[str]) -> Iterator[int]:
 
 def _is_all_that_it_does(statements: list[ast.stmt], call: ast.stmt, state: set[str], given: ast.expr) -> bool:
     """Whether only the call sets the state, to what it is given the next time."""
-    others = (node for each in statements if each is not call for node in ast.walk(each))
-    is_set = any(isinstance(node, ast.Name) and node.id in state and isinstance(node.ctx, ast.Store) for node in others)
-    return not is_set and names_in(given) <= state
-
-
-def _set_from(statements: list[ast.stmt], state: set[str]) -> set[str]:
-    """The state, and what the loop computes from it."""
-    found = set(state)
-    while True:
-        more = {
-            name
-            for each in statements
-            if isinstance(each, ast.Assign | ast.AugAssign) and not found.isdisjoint(names_in(each.value))
-            for target in (each.targets if isinstance(each, ast.Assign) else [each.target])
-            for name in names_in(target)
-        }
-        if more <= found:
-            return found
-        found |= more
+    others = (node for each in statements if each is not call for node in nodes_of(each))
+    is_changed = any(isinstance(node, ast.Name) and node.id in state and is_set(node) for node in others)
+    return not is_changed and names_in(given) <= state

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 _KEPT: Final = "nodes of gpulaunch"
@@ -32,6 +33,11 @@ def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
 def names_in(node: ast.AST) -> set[str]:
     """The names in a part of a tree."""
     return {each.id for each in nodes_of(node) if isinstance(each, ast.Name)}
+
+
+def times_read(nodes: Iterable[ast.AST]) -> Counter[str]:
+    """How often each name is read in a part of a tree; `nodes`: all of it."""
+    return Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
 
 
 def words_in(node: ast.AST) -> set[str]:

@@ -24,7 +24,7 @@ from gpulaunch.profiler.record.line_calls import (
 from gpulaunch.profiler.samplers.attention_steps import lines_of_attention
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.recurrent_cells import lines_of_cells
-from gpulaunch.profiler.samplers.syntax import nodes_of, words_in
+from gpulaunch.profiler.samplers.syntax import nodes_of, times_read, words_in
 
 _SQUARES: Final = frozenset({"pow", "square"})
 _NORMS: Final = frozenset({"norm", "vector_norm"})
@@ -107,7 +107,7 @@ def _largest_singular_values(scope: ast.AST) -> set[int]:
     for value in largest:
         if (decomposes := _decomposition(value)) is not None:
             found.update(lines_of(decomposes))
-    reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+    reads = times_read(nodes)
     of_largest = Counter(value.id for value in largest if isinstance(value, ast.Name))
     for name, call in of_name.items():
         if reads[name] == of_largest[name] > 0:
@@ -155,7 +155,7 @@ def _distances_of_pairs(scope: ast.AST) -> dict[int, bool]:
     found: dict[int, bool] = {}
     nodes = nodes_of(scope)
     has_gradients = _CHOOSES.isdisjoint(words_in(scope))
-    reads = Counter(each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+    reads = times_read(nodes)
     changed = {ast.unparse(each.target) for each in nodes if isinstance(each, ast.AugAssign)}
     names = {
         node.targets[0].id: node
