@@ -35,7 +35,7 @@ def lines_of_attention(tree: ast.Module) -> set[int]:
 def _lines_in(function: Function) -> Iterator[int]:
     reads = times_read(nodes_of(function))
     name, is_weights = "", False
-    steps: list[ast.stmt] = []
+    steps: list[ast.Assign | ast.Return] = []
     read = Counter[str]()
     for statement in nodes_of(function):
         if not isinstance(statement, ast.Assign | ast.Return) or statement.value is None:
