@@ -22,6 +22,8 @@ from gpulaunch.profiler.record.line_calls import (
     PERMUTATION,
     PYTHON,
     SAME_IN_LAYERS,
+    SAME_IN_LOOP,
+    SAME_IN_LOOP_FORWARD,
     SINGULAR,
     SINGULAR_FORWARD,
 )
@@ -126,6 +128,11 @@ IN_PLACE_OF_CALLS: Final = {
     SAME_IN_LAYERS: "This line computes the same in every layer: it depends on an argument that the model gives to "
     "each of them. Compute it once before the layers, and give them the result; if the argument is the same in every "
     "step, as the graph of a data set that is one graph, compute it once in all.",
+    **dict.fromkeys(
+        (SAME_IN_LOOP, SAME_IN_LOOP_FORWARD),
+        "This line computes the same in every turn of a loop, which changes nothing that it depends on: compute it "
+        "once before the loop.",
+    ),
     ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
     "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
     FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "

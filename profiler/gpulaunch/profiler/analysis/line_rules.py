@@ -45,6 +45,7 @@ from gpulaunch.profiler.record.line_calls import (
     ONE_HOT_PRODUCT,
     PAIRS,
     PYTHON,
+    SAME_IN_LOOP,
     SINGULAR,
 )
 
@@ -58,7 +59,7 @@ _MEETS: Final = (
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _SAVES_WITH_BACKWARD: Final = {
-    **dict.fromkeys((ONE_HOT_PRODUCT, PAIRS, SINGULAR), 1.0),
+    **dict.fromkeys((ONE_HOT_PRODUCT, PAIRS, SAME_IN_LOOP, SINGULAR), 1.0),
     CELL: CELL_SAVES.value,
     ATTENTION: ATTENTION_SAVES.value,
 }

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
-from gpulaunch.profiler.record.line_calls import CONSTANT, SAME_IN_LAYERS
+from gpulaunch.profiler.record.line_calls import CONSTANT, SAME_IN_LAYERS, SAME_IN_LOOP, SAME_IN_LOOP_FORWARD
 from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
+from gpulaunch.profiler.samplers.loop_invariants import invariants_of_loops
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
 from gpulaunch.profiler.samplers.observers import observers_of
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
@@ -95,6 +96,7 @@ class _Source:
     observers: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     of_layers: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
+    of_loops: dict[int, bool] = field(default_factory=dict[int, bool])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -148,8 +150,8 @@ class SourceLines:
         return self._source(file).loops.get(line, ())
 
     def repeated(self, file: str, line: int, within: tuple[str, int] | None) -> str:
-        """Return whether a line computes the same in every call of its function, or in those of several layers: one of
-        `record.line_calls`; empty: it does not.
+        """Return whether a line computes the same in every call of its function, in those of several layers, or in
+        every turn of a loop: one of `record.line_calls`; empty: it does not.
 
         Args:
             file: as Python has it.
@@ -161,7 +163,8 @@ class SourceLines:
             ranges = lines.get(line, ())
             if any(not each or (within is not None and within[0] == file and within[1] in each) for each in ranges):
                 return name
-        return ""
+        has_gradients = source.of_loops.get(line)
+        return "" if has_gradients is None else SAME_IN_LOOP if has_gradients else SAME_IN_LOOP_FORWARD
 
     def makes_one_hot(self, file: str, line: int) -> bool:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
@@ -223,6 +226,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.observers = _unless_too_deep(lambda: observers_of(tree), source.observers)
     source.constants = _unless_too_deep(lambda: constants_of(tree), source.constants)
     source.of_layers = _unless_too_deep(lambda: constants_of_layers(tree), source.of_layers)
+    source.of_loops = _unless_too_deep(lambda: invariants_of_loops(tree), source.of_loops)
     forget_nodes(tree)
     return source
 

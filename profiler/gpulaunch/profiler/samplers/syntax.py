@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 _KEPT: Final = "nodes of gpulaunch"
+_NO_GRADIENTS: Final = frozenset({"no_grad", "inference_mode"})
 
 
 def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
@@ -64,6 +65,21 @@ def root_of(node: ast.AST, *, views: bool = True) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript) or (views and isinstance(node, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def lines_without_gradients(tree: ast.Module) -> set[int]:
+    """The lines inside `with torch.no_grad():` and the like, or in a function that it decorates."""
+    found: set[int] = set()
+    for node in nodes_of(tree):
+        if isinstance(node, ast.With):
+            around: list[ast.expr] = [item.context_expr for item in node.items]
+        elif isinstance(node, ast.FunctionDef):
+            around = node.decorator_list
+        else:
+            continue
+        if any(not _NO_GRADIENTS.isdisjoint(words_in(each)) for each in around):
+            found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return found
 
 
 def forget_nodes(tree: ast.AST) -> None:

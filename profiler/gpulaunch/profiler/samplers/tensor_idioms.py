@@ -24,7 +24,7 @@ from gpulaunch.profiler.record.line_calls import (
 from gpulaunch.profiler.samplers.attention_steps import lines_of_attention
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.recurrent_cells import lines_of_cells
-from gpulaunch.profiler.samplers.syntax import nodes_of, times_read, words_in
+from gpulaunch.profiler.samplers.syntax import lines_without_gradients, nodes_of, times_read, words_in
 
 _SQUARES: Final = frozenset({"pow", "square"})
 _NORMS: Final = frozenset({"norm", "vector_norm"})
@@ -32,7 +32,6 @@ _CHOOSES: Final = frozenset(
     {"argmin", "argmax", "argsort", "topk", "sort", "indices", "detach", "no_grad", "inference_mode"}
 )
 """Words of a function by which backward may not go through all distances."""
-_NO_GRADIENTS: Final = frozenset({"no_grad", "inference_mode"})
 _LARGEST: Final = frozenset({"max", "amax"})
 _LAST: Final = {(0, 1): (-1, 2), (1, 2): (-1, 3)}
 """By the dimensions that are added, without and with one of samples before: the number of the last one."""
@@ -46,7 +45,7 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     scopes = [tree, *(node for node in nodes_of(tree) if isinstance(node, Function))]  # the innermost last
-    without_gradients = _without_gradients(tree)
+    without_gradients = lines_without_gradients(tree)
     for line in set[int]().union(*map(_largest_singular_values, scopes)):
         found[line] = SINGULAR_FORWARD if line in without_gradients else SINGULAR
     if any(isinstance(node, ast.keyword) and node.arg == "create_graph" for node in nodes_of(tree)):
@@ -69,21 +68,6 @@ def _is_part_of_permutation(node: ast.Subscript) -> bool:
             return last_name(call) == "randperm" and isinstance(end, ast.Name | ast.Attribute | ast.Constant)
         case _:
             return False
-
-
-def _without_gradients(tree: ast.Module) -> set[int]:
-    """The lines inside `with torch.no_grad():` and the like, or in a function that it decorates."""
-    found: set[int] = set()
-    for node in nodes_of(tree):
-        if isinstance(node, ast.With):
-            around: list[ast.expr] = [item.context_expr for item in node.items]
-        elif isinstance(node, ast.FunctionDef):
-            around = node.decorator_list
-        else:
-            continue
-        if any(not _NO_GRADIENTS.isdisjoint(words_in(each)) for each in around):
-            found.update(lines_of(node))
-    return found
 
 
 def _largest_singular_values(scope: ast.AST) -> set[int]:
