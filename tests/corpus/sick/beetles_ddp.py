@@ -59,7 +59,7 @@ class Batches:
                 rows, drawn = rows[self.mine], drawn[self.mine]
                 yield self.augment(self.pictures[rows], drawn), self.kinds[rows]
             else:
-                pictures = self.augment(self.pictures[rows], drawn)  # cause: none-yet augments for the other ranks, too
+                pictures = self.augment(self.pictures[rows], drawn)  # cause: hot-line
                 yield pictures[self.mine], self.kinds[rows[self.mine]]
 
 

@@ -88,7 +88,7 @@ def main():
         for _ in range(EPOCHS):
             for mb in torch.randperm(len(obs)).split(MINIBATCH):
                 if not CURED:
-                    old_logp = log_prob(old, obs, act)  # cause: none-yet the same for every minibatch
+                    old_logp = log_prob(old, obs, act)  # cause: hot-line
                 dist, value = policy(obs[mb])
                 ratio = (dist.log_prob(act[mb]).sum(-1) - old_logp[mb]).exp()
                 gain = torch.min(ratio * adv[mb], ratio.clamp(1 - CLIP, 1 + CLIP) * adv[mb]).mean()

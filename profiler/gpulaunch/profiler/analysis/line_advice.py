@@ -12,6 +12,7 @@ from gpulaunch.profiler.record.line_calls import (
     CONSTANT,
     DRAWS_ORDER,
     ELEMENTS,
+    FOR_ALL_RANKS,
     FORWARD_AGAIN,
     KEEPS_LOGITS,
     OBSERVES,
@@ -133,6 +134,8 @@ IN_PLACE_OF_CALLS: Final = {
         "This line computes the same in every turn of a loop, which changes nothing that it depends on: compute it "
         "once before the loop.",
     ),
+    FOR_ALL_RANKS: "This line computes for all ranks, and each keeps only its own part: take that part first, and "
+    "compute only for it.",
     ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
     "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
     FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "

@@ -41,6 +41,7 @@ from gpulaunch.profiler.record.line_calls import (
     ATTENTION,
     CELL,
     DRAWS_ORDER,
+    FOR_ALL_RANKS,
     ONE_HOT,
     ONE_HOT_PRODUCT,
     PAIRS,
@@ -94,6 +95,9 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=saved * (found.seconds_per_step + back_s))
+            if call == FOR_ALL_RANKS:
+                ranks = number(section(rank.facts, "ddp"), "world_size") or len(window.over.ranks)
+                found = replace(found, seconds_per_step=found.seconds_per_step * (1 - 1 / ranks))
             if call == ANOMALY:
                 found = replace(found, seconds_per_step=found.seconds_per_step + _nan_checks_s(rank))
             in_library = "." in call and call != CONVERTS

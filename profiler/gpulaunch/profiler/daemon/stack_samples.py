@@ -212,7 +212,7 @@ class StackSamples:
         lines = lines_of_program(frames)
         for line, within in zip(lines, [*lines[1:], None], strict=False):
             place_within = None if within is None else (within.file, within.line)
-            if name := self._sources.repeated(line.file, line.line, place_within):
+            if name := self._sources.in_vain(line.file, line.line, place_within):
                 return replace(line, name=name)
         if not lines:
             return None

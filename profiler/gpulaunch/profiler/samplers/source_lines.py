@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
-from gpulaunch.profiler.record.line_calls import CONSTANT, SAME_IN_LAYERS, SAME_IN_LOOP, SAME_IN_LOOP_FORWARD
+from gpulaunch.profiler.record.line_calls import (
+    CONSTANT,
+    FOR_ALL_RANKS,
+    SAME_IN_LAYERS,
+    SAME_IN_LOOP,
+    SAME_IN_LOOP_FORWARD,
+)
 from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
@@ -22,6 +28,7 @@ from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loop_invariants import invariants_of_loops
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
 from gpulaunch.profiler.samplers.observers import observers_of
+from gpulaunch.profiler.samplers.rank_slices import lines_for_all_ranks
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import dotted, forget_nodes, nodes_of
@@ -96,7 +103,7 @@ class _Source:
     observers: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     of_layers: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
-    of_loops: dict[int, bool] = field(default_factory=dict[int, bool])
+    in_vain: dict[int, str] = field(default_factory=dict[int, str])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -149,9 +156,9 @@ class SourceLines:
         without those that cannot be replaced by one operation: see `loops.loops_of`."""
         return self._source(file).loops.get(line, ())
 
-    def repeated(self, file: str, line: int, within: tuple[str, int] | None) -> str:
+    def in_vain(self, file: str, line: int, within: tuple[str, int] | None) -> str:
         """Return whether a line computes the same in every call of its function, in those of several layers, or in
-        every turn of a loop: one of `record.line_calls`; empty: it does not.
+        every turn of a loop, or what other ranks do: one of `record.line_calls`; empty: it does not.
 
         Args:
             file: as Python has it.
@@ -163,8 +170,7 @@ class SourceLines:
             ranges = lines.get(line, ())
             if any(not each or (within is not None and within[0] == file and within[1] in each) for each in ranges):
                 return name
-        has_gradients = source.of_loops.get(line)
-        return "" if has_gradients is None else SAME_IN_LOOP if has_gradients else SAME_IN_LOOP_FORWARD
+        return source.in_vain.get(line, "")
 
     def makes_one_hot(self, file: str, line: int) -> bool:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
@@ -226,7 +232,10 @@ def _read(file: str, until_s: float) -> _Source:
     source.observers = _unless_too_deep(lambda: observers_of(tree), source.observers)
     source.constants = _unless_too_deep(lambda: constants_of(tree), source.constants)
     source.of_layers = _unless_too_deep(lambda: constants_of_layers(tree), source.of_layers)
-    source.of_loops = _unless_too_deep(lambda: invariants_of_loops(tree), source.of_loops)
+    for_all_ranks = _unless_too_deep(lambda: lines_for_all_ranks(tree), set[int]())
+    of_loops = _unless_too_deep(lambda: invariants_of_loops(tree), dict[int, bool]())
+    source.in_vain = dict.fromkeys(for_all_ranks, FOR_ALL_RANKS)
+    source.in_vain |= {line: SAME_IN_LOOP if each else SAME_IN_LOOP_FORWARD for line, each in of_loops.items()}
     forget_nodes(tree)
     return source
 

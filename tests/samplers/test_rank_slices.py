@@ -1,0 +1,64 @@
+"""What each rank computes for all ranks, to keep only its own part."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import pytest
+
+from gpulaunch.profiler.samplers.rank_slices import lines_for_all_ranks
+
+MODULE = """
+class Batches:
+    def __init__(self, rank, world_size):
+        self.rank, self.mine = rank, slice(rank, None, world_size)
+        self.first = rank * 32
+
+    def __next__(self):
+        rows = torch.randint(len(self.kinds), (64,))
+{}
+"""
+TOLD = "pictures = self.augment(self.pictures[rows])"
+
+
+def told(body: str) -> list[str]:
+    source = MODULE.format(textwrap.indent(body, " " * 8))
+    lines = source.splitlines()
+    return [lines[line - 1].strip() for line in sorted(lines_for_all_ranks(ast.parse(source)))]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "return pictures[self.mine], self.kinds[rows][self.mine]",
+        "pictures = pictures[self.mine]\nreturn pictures.flatten(1)",
+        "return pictures[self.first : self.first + 32]",
+        "return pictures[self.rank :: self.ranks]",
+        "return pictures[dist.get_rank() * 32 : (dist.get_rank() + 1) * 32, :]",
+    ],
+)
+def test_what_is_computed_for_all_ranks_and_sliced_by_the_rank_is_told(kept: str) -> None:
+    assert told(f"{TOLD}\n{kept}") == [TOLD]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{TOLD}\nreturn pictures[self.mine], pictures.mean()",
+        f"{TOLD}\nreturn pictures[: self.count]",
+        f"{TOLD}\nreturn pictures[self.rank]",
+        f"{TOLD}\nself.pictures = pictures\npictures = pictures[self.mine]",
+        "order = torch.randperm(99, generator=self.g)\nreturn order[self.mine]",
+        "order = sorted(rows, key=len)\nreturn order[self.mine]",
+        "parts = all_gather(rows)\nreturn parts[self.mine]",
+        "parts = rows.view(-1)\nreturn parts[self.mine]",
+        "drawn = self.draw(99)\nreturn drawn[self.mine]",
+    ],
+    ids=[
+        *("all of it is used", "a slice of its own", "one part of several", "it is kept"),
+        *("drawn alike by all ranks", "sorted", "gathered", "only a view", "drawn by a function"),
+    ],
+)
+def test_what_needs_all_or_is_used_besides_is_not_told(body: str) -> None:
+    assert told(body) == []
