@@ -89,7 +89,7 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure=None):
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            for p in group["params"]:  # cause: none-yet an optimizer tensor by tensor
+            for p in group["params"]:  # cause: hot-line
                 state = self.state[p]
                 if not state:
                     state["step"] = 0

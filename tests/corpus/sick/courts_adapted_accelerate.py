@@ -31,7 +31,7 @@ class Adapted(nn.Module):
     def forward(self, x):
         if CURED:
             return F.linear(x, self.weight, self.bias) + self.scale * F.linear(F.linear(x, self.down), self.up)
-        weight = self.weight + self.scale * (self.up @ self.down)  # cause: none-yet low-rank weights multiplied out
+        weight = self.weight + self.scale * (self.up @ self.down)  # cause: hot-line
         return F.linear(x, weight, self.bias)
 
 

@@ -50,7 +50,7 @@ class Memory:
             mean, square = self.sums / len(self)
             return mean.float(), (square - mean.square()).clamp(min=1e-6).sqrt().float()
         known = self.seen[: len(self)]
-        return known.mean(0), known.std(0).clamp(min=1e-3)  # cause: none-yet statistics of all, anew for each use
+        return known.mean(0), known.std(0).clamp(min=1e-3)  # cause: hot-line
 
     def draw(self):
         rows = torch.randint(len(self), (BATCH,))

@@ -6,6 +6,8 @@ import re
 from typing import Final
 
 from gpulaunch.profiler.record.line_calls import (
+    ADAM,
+    ADAPTER,
     ANOMALY,
     ATTENTION,
     CELL,
@@ -27,6 +29,7 @@ from gpulaunch.profiler.record.line_calls import (
     SAME_IN_LOOP_FORWARD,
     SINGULAR,
     SINGULAR_FORWARD,
+    STATISTICS,
 )
 
 CONVERTS: Final = "torch.tensor"
@@ -150,6 +153,12 @@ IN_PLACE_OF_CALLS: Final = {
     "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, or attn_mask=mask) does not.",
     CELL: "This loop calls an LSTM cell for one element after the other, although all of them are known before: "
     "nn.LSTM has the same weights, takes the whole sequence, and on a CPU needs a fifth to two thirds of the time.",
+    ADAM: "This optimizer does what torch's AdamW does, with a dozen operations on each tensor, each of which reads and "
+    "writes it: torch.optim.AdamW(groups, ..., fused=True) goes through it once.",
+    ADAPTER: "This line adds an adapter of low rank to the weights before they are used, and backward makes the gradient "
+    "of the whole matrix: linear(x, weight) + scale * linear(linear(x, down), up) makes neither.",
+    STATISTICS: "This line computes statistics of all rows of a store, of which few have changed: keep the sum of the "
+    "rows, and that of their squares, and change both where rows are added and replaced.",
     OBSERVES: "This hook computes statistics in every forward pass: remove it when they were taken (handle = "
     "module.register_forward_hook(...); handle.remove()), or return at once in all but every N-th step. A hook that is "
     "registered again and again runs as often.",

@@ -18,6 +18,7 @@ from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
+    ADAM_SAVES,
     ATTENTION_SAVES,
     CELL_SAVES,
     CONVERTED,
@@ -37,6 +38,8 @@ from gpulaunch.profiler.analysis.thresholds import (
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record.line_calls import (
+    ADAM,
+    ADAPTER,
     ANOMALY,
     ATTENTION,
     CELL,
@@ -60,7 +63,7 @@ _MEETS: Final = (
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _SAVES_WITH_BACKWARD: Final = {
-    **dict.fromkeys((ONE_HOT_PRODUCT, PAIRS, SAME_IN_LOOP, SINGULAR), 1.0),
+    **dict.fromkeys((ADAPTER, ONE_HOT_PRODUCT, PAIRS, SAME_IN_LOOP, SINGULAR), 1.0),
     CELL: CELL_SAVES.value,
     ATTENTION: ATTENTION_SAVES.value,
 }
@@ -95,6 +98,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=saved * (found.seconds_per_step + back_s))
+            if call == ADAM:
+                found = replace(found, seconds_per_step=ADAM_SAVES.value * found.seconds_per_step)
             if call == FOR_ALL_RANKS:
                 ranks = number(section(rank.facts, "ddp"), "world_size") or len(window.over.ranks)
                 found = replace(found, seconds_per_step=found.seconds_per_step * (1 - 1 / ranks))

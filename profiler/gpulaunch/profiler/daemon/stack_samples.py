@@ -10,6 +10,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.tally import RankLoop, Tally
 from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.record.line_calls import (
+    ADAM,
     ANOMALY,
     CONVERTS_LISTS,
     DRAWS_ORDER,
@@ -207,9 +208,13 @@ class StackSamples:
 
     def _in_vain(self, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the line of a sample that computes with tensors what need not be; None: there is none."""
-        if phase not in _AROUND_MODEL:
+        if phase not in (*_AROUND_MODEL, "optimizer"):
             return None
         lines = lines_of_program(frames)
+        if lines and (loop := self._sources.loop_of_adam(lines[-1].file, lines[-1].line)):
+            return replace(lines[-1], line=loop, name=ADAM)
+        if phase == "optimizer":
+            return None
         for line, within in zip(lines, [*lines[1:], None], strict=False):
             place_within = None if within is None else (within.file, within.line)
             if name := self._sources.in_vain(line.file, line.line, place_within):

@@ -21,6 +21,7 @@ from gpulaunch.profiler.record.line_calls import (
     SAME_IN_LOOP,
     SAME_IN_LOOP_FORWARD,
 )
+from gpulaunch.profiler.samplers.adam_by_hand import lines_of_adam
 from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
@@ -98,6 +99,7 @@ class _Source:
     loops: dict[int, tuple[range, ...]] = field(default_factory=dict[int, tuple[range, ...]])
     one_hot: set[int] = field(default_factory=set[int])
     elements: dict[int, int] = field(default_factory=dict[int, int])
+    of_adam: dict[int, int] = field(default_factory=dict[int, int])
     for_metrics: set[int] = field(default_factory=set[int])
     idioms: dict[int, str] = field(default_factory=dict[int, str])
     observers: set[int] = field(default_factory=set[int])
@@ -180,6 +182,10 @@ class SourceLines:
         """The first line of the loop in which a statement takes a tensor apart, see `element_loops`; 0: it does not."""
         return self._source(file).elements.get(line, 0)
 
+    def loop_of_adam(self, file: str, line: int) -> int:
+        """The first line of the loop of an optimizer that a line is in, see `adam_by_hand`; 0: it is in none."""
+        return self._source(file).of_adam.get(line, 0)
+
     def is_pass_for_metric(self, file: str, line: int) -> bool:
         """Whether a line makes a forward pass again, only to compare its predictions, see `repeated_passes`."""
         return line in self._source(file).for_metrics
@@ -227,6 +233,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.after_backward = _unless_too_deep(lambda: lines_after_backward(tree, steps), source.after_backward)
     source.loops = _unless_too_deep(lambda: loops_of(tree, makes_steps), source.loops)
     source.elements = _unless_too_deep(lambda: loops_over_elements(tree), source.elements)
+    source.of_adam = _unless_too_deep(lambda: lines_of_adam(tree), source.of_adam)
     source.for_metrics = _unless_too_deep(lambda: passes_for_metrics(tree), source.for_metrics)
     source.idioms = _unless_too_deep(lambda: idioms_of(tree), source.idioms)
     source.observers = _unless_too_deep(lambda: observers_of(tree), source.observers)

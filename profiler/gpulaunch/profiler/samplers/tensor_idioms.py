@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Final
 
 from gpulaunch.profiler.record.line_calls import (
+    ADAPTER,
     ATTENTION,
     CELL,
     PAIRS,
@@ -20,10 +21,13 @@ from gpulaunch.profiler.record.line_calls import (
     PERMUTATION,
     SINGULAR,
     SINGULAR_FORWARD,
+    STATISTICS,
 )
 from gpulaunch.profiler.samplers.attention_steps import lines_of_attention
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
+from gpulaunch.profiler.samplers.merged_adapters import lines_of_merges
 from gpulaunch.profiler.samplers.recurrent_cells import lines_of_cells
+from gpulaunch.profiler.samplers.store_statistics import lines_of_statistics
 from gpulaunch.profiler.samplers.syntax import lines_without_gradients, nodes_of, times_read, words_in
 
 _SQUARES: Final = frozenset({"pow", "square"})
@@ -58,6 +62,8 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
             found.update(dict.fromkeys(lines_of(node), PERMUTATION))
     found.update(dict.fromkeys(lines_of_cells(tree), CELL))
     found.update(dict.fromkeys(lines_of_attention(tree), ATTENTION))
+    found.update(dict.fromkeys(lines_of_merges(tree), ADAPTER))
+    found.update(dict.fromkeys(lines_of_statistics(tree), STATISTICS))
     return found
 
 

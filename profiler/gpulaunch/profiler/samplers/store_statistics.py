@@ -1,0 +1,84 @@
+"""Finds in the source of a program statistics of all that a store holds, to which a few rows at a time are added.
+
+    def add(self, seen):
+        self.seen[self.count % SIZE] = seen
+        self.count += 1
+
+    def scale(self):
+        return self.seen[: self.count].mean(0), self.seen[: self.count].std(0)
+
+A sum of the rows and one of their squares, from which the store takes the rows that it replaces, give the same.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from gpulaunch.profiler.samplers.function_bodies import is_set
+from gpulaunch.profiler.samplers.loops import Function, lines_of, word_of
+from gpulaunch.profiler.samplers.syntax import dotted, nodes_of, words_in
+
+_STATISTICS: Final = frozenset({"mean", "std", "var"})
+
+
+def lines_of_statistics(tree: ast.Module) -> set[int]:
+    """Return the lines that compute them.
+
+    Args:
+        tree: of a file.
+    """
+    classes = (node for node in nodes_of(tree) if isinstance(node, ast.ClassDef))
+    return {line for each in classes for line in _lines_in(each)}
+
+
+def _lines_in(of: ast.ClassDef) -> set[int]:
+    methods = [each for each in of.body if isinstance(each, Function)]
+    counters = {word_of(node.target) for node in nodes_of(of) if isinstance(node, ast.AugAssign)} - {""}
+    stores = {store for method in methods for store in _filled_in(method, counters)}
+    return {line for method in methods if stores for line in _statistics_in(method, stores)}
+
+
+def _filled_in(method: Function, counters: set[str]) -> Iterator[str]:
+    """The attributes of which a method sets the rows that a counter of the object gives."""
+    nodes = nodes_of(method)
+    for node in nodes:
+        if isinstance(node, ast.Assign) and not counters.isdisjoint(words_in(node.value)):
+            counters = counters | {each.id for each in node.targets if isinstance(each, ast.Name)}
+    for node in nodes:
+        is_filled = isinstance(node, ast.Subscript) and is_set(node) and not counters.isdisjoint(words_in(node.slice))
+        if isinstance(node, ast.Subscript) and is_filled and (store := _attribute(node.value)):
+            yield store
+
+
+def _statistics_in(method: Function, stores: set[str]) -> Iterator[int]:
+    nodes = nodes_of(method)
+    named = {
+        each.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and _store(node.value) in stores
+        for each in node.targets
+        if isinstance(each, ast.Name)
+    }
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(value=on, attr=name), args=[] | [ast.Constant(value=0)]) if (
+                name in _STATISTICS and (_store(on) in stores or word_of(on) in named)
+            ):
+                yield from lines_of(node)
+            case _:
+                pass
+
+
+def _store(value: ast.expr) -> str:
+    """The attribute that a value is, or is the first rows of; empty: it is another one."""
+    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice):
+        value = value.value
+    return _attribute(value)
+
+
+def _attribute(node: ast.expr) -> str:
+    """`self.seen`; empty: it is no attribute of the object itself."""
+    name = dotted(node)
+    return name if name.count(".") == 1 and name.startswith("self.") else ""
