@@ -1,4 +1,4 @@
-"""Merged adapters, and statistics of a store: what makes far larger tensors than it needs."""
+"""Merged adapters, statistics of a store, matrices of graphs, pairs of all ranks: far larger tensors than it needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 
 import pytest
 
+from gpulaunch.profiler.samplers.dense_graphs import lines_of_products
+from gpulaunch.profiler.samplers.gathered_pairs import lines_of_gathered_pairs
 from gpulaunch.profiler.samplers.merged_adapters import lines_of_merges
 from gpulaunch.profiler.samplers.store_statistics import lines_of_statistics
 
@@ -24,6 +26,27 @@ class Memory:
     def scale(self):
         known = self.seen[: self.count]
         return known.mean(0), known.std(0)
+"""
+GRAPHS = """
+def one_graph(molecules):
+    total = sum(map(len, molecules))
+    neighbours = torch.zeros(total, total)
+    neighbours[starts, ends] = 1
+    return neighbours
+def forward(h, neighbours):
+    return torch.relu(neighbours @ h)
+loader = DataLoader(data, collate_fn=one_graph)
+"""
+PAIRS = """
+class Gathered(torch.autograd.Function):
+    def forward(ctx, x):
+        return torch.cat(dist.all_gather(x))
+def loss(images, texts, scale):
+    all_images, all_texts = Gathered.apply(images), Gathered.apply(texts)
+    logits = scale * all_images @ all_texts.T
+    turned = logits.T
+    right = torch.arange(len(logits))
+    return F.cross_entropy(logits, right) + F.cross_entropy(turned, right)
 """
 
 
@@ -59,3 +82,42 @@ def test_adapters_that_are_added_to_the_weights(was: str, now: str, lines: list[
 def test_statistics_of_a_store(was: str, now: str, lines: list[int]) -> None:
     assert was in STORE
     assert sorted(lines_of_statistics(ast.parse(STORE.replace(was, now, 1) if was else STORE))) == lines
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "lines"),
+    [
+        ("", "", [8]),
+        ("torch.zeros(total, total)\n    neighbours[starts, ends] = 1", "torch.block_diag(*molecules)", [7]),
+        ("neighbours @ h", "torch.mm(neighbours, h)", [8]),
+        ("neighbours @ h", "h @ neighbours", []),
+        ("collate_fn=one_graph", "batch_size=2", []),
+        ("torch.zeros(total, total)", "torch.zeros(total, 8)", []),
+        ("torch.zeros(total, total)", "torch.rand(total, total)", []),
+        ("neighbours[starts, ends] = 1", "neighbours[:, 0] = 1", []),
+    ],
+    ids=[
+        *("as it is", "of blocks", "by a function", "from the other side", "not of a batch", "not square"),
+        *("not zero", "columns"),
+    ],
+)
+def test_products_with_the_matrix_of_a_batch_of_graphs(was: str, now: str, lines: list[int]) -> None:
+    assert was in GRAPHS
+    assert sorted(lines_of_products(ast.parse(GRAPHS.replace(was, now, 1) if was else GRAPHS))) == lines
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "lines"),
+    [
+        ("", "", {7: 7, 10: 7}),
+        ("torch.autograd.Function", "Gatherer", {}),
+        ("dist.all_gather(x)", "x", {}),
+        ("scale * all_images @", "scale * images @", {}),
+        ("Gathered.apply(texts)", "texts", {}),
+        ("return F.cross_entropy(logits, right) + F.cross_entropy(turned, right)", "return logits.mean()", {7: 7}),
+    ],
+    ids=["as it is", "no gradients", "gathers nothing", "its own rows", "one is its own", "no loss of rows"],
+)
+def test_the_loss_of_the_pairs_of_all_ranks(was: str, now: str, lines: dict[int, int]) -> None:
+    assert was in PAIRS
+    assert lines_of_gathered_pairs(ast.parse(PAIRS.replace(was, now, 1) if was else PAIRS)) == lines

@@ -58,7 +58,7 @@ class Layer(nn.Module):
         if CURED:
             heard = torch.zeros_like(h).index_add_(0, neighbours[0], h[neighbours[1]])
         else:
-            heard = neighbours @ h  # cause: none-yet a dense matrix that is nearly all zero
+            heard = neighbours @ h  # cause: hot-line
         return h + torch.relu(self.norm(self.own(h) + self.others(heard)))
 
 

@@ -60,7 +60,7 @@ class PairLoss(nn.Module):
             by_stamp, by_entry = scale * stamps @ all_entries.T, scale * entries @ all_stamps.T
             right = torch.arange(self.first, self.first + BATCH)
         else:
-            by_stamp = scale * all_stamps @ all_entries.T  # cause: none-yet the loss of the rows of all ranks
+            by_stamp = scale * all_stamps @ all_entries.T  # cause: hot-line
             by_entry = by_stamp.T
             right = torch.arange(len(by_stamp))
         return (F.cross_entropy(by_stamp, right) + F.cross_entropy(by_entry, right)) / 2

@@ -16,12 +16,14 @@ from gpulaunch.profiler.record.line_calls import (
     ELEMENTS,
     FOR_ALL_RANKS,
     FORWARD_AGAIN,
+    GRAPH_MATRIX,
     KEEPS_LOGITS,
     OBSERVES,
     ONE_HOT,
     ONE_HOT_PRODUCT,
     PAIRS,
     PAIRS_FORWARD,
+    PAIRS_OF_ALL_RANKS,
     PERMUTATION,
     PYTHON,
     SAME_IN_LAYERS,
@@ -153,9 +155,13 @@ IN_PLACE_OF_CALLS: Final = {
     "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, or attn_mask=mask) does not.",
     CELL: "This loop calls an LSTM cell for one element after the other, although all of them are known before: "
     "nn.LSTM has the same weights, takes the whole sequence, and on a CPU needs a fifth to two thirds of the time.",
-    ADAM: "This optimizer does what torch's AdamW does, with a dozen operations on each tensor, each of which reads and "
-    "writes it: torch.optim.AdamW(groups, ..., fused=True) goes through it once.",
-    ADAPTER: "This line adds an adapter of low rank to the weights before they are used, and backward makes the gradient "
+    PAIRS_OF_ALL_RANKS: "Each rank computes the loss of the pairs of all ranks, from tensors through which gradients "
+    "go back to those: take only the rows of its own samples (own @ gathered.T), as the other ranks do of theirs.",
+    GRAPH_MATRIX: "This line multiplies by a matrix that is zero between the graphs of a batch: with a list of the "
+    "edges, torch.zeros_like(h).index_add_(0, starts, h[ends]) adds only what there is.",
+    ADAM: "This optimizer does what torch's AdamW does, with a dozen operations on each tensor, each of which reads "
+    "and writes it: torch.optim.AdamW(groups, ..., fused=True) goes through it once.",
+    ADAPTER: "This line adds an adapter of low rank to the weights before they are used; backward makes the gradient "
     "of the whole matrix: linear(x, weight) + scale * linear(linear(x, down), up) makes neither.",
     STATISTICS: "This line computes statistics of all rows of a store, of which few have changed: keep the sum of the "
     "rows, and that of their squares, and change both where rows are added and replaced.",

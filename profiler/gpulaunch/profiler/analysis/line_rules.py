@@ -45,9 +45,11 @@ from gpulaunch.profiler.record.line_calls import (
     CELL,
     DRAWS_ORDER,
     FOR_ALL_RANKS,
+    GRAPH_MATRIX,
     ONE_HOT,
     ONE_HOT_PRODUCT,
     PAIRS,
+    PAIRS_OF_ALL_RANKS,
     PYTHON,
     SAME_IN_LOOP,
     SINGULAR,
@@ -63,7 +65,7 @@ _MEETS: Final = (
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _SAVES_WITH_BACKWARD: Final = {
-    **dict.fromkeys((ADAPTER, ONE_HOT_PRODUCT, PAIRS, SAME_IN_LOOP, SINGULAR), 1.0),
+    **dict.fromkeys((ADAPTER, GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS, SAME_IN_LOOP, SINGULAR), 1.0),
     CELL: CELL_SAVES.value,
     ATTENTION: ATTENTION_SAVES.value,
 }
@@ -100,7 +102,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 found = replace(found, seconds_per_step=saved * (found.seconds_per_step + back_s))
             if call == ADAM:
                 found = replace(found, seconds_per_step=ADAM_SAVES.value * found.seconds_per_step)
-            if call == FOR_ALL_RANKS:
+            if call in (FOR_ALL_RANKS, PAIRS_OF_ALL_RANKS):
                 ranks = number(section(rank.facts, "ddp"), "world_size") or len(window.over.ranks)
                 found = replace(found, seconds_per_step=found.seconds_per_step * (1 - 1 / ranks))
             if call == ANOMALY:

@@ -217,8 +217,9 @@ class StackSamples:
             return None
         for line, within in zip(lines, [*lines[1:], None], strict=False):
             place_within = None if within is None else (within.file, within.line)
-            if name := self._sources.in_vain(line.file, line.line, place_within):
-                return replace(line, name=name)
+            if found := self._sources.in_vain(line.file, line.line, place_within):
+                told, name = found
+                return replace(line, line=told, name=name)
         if not lines:
             return None
         if any(self._sources.is_pass_for_metric(line.file, line.line) for line in lines):

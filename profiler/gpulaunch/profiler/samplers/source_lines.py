@@ -17,6 +17,7 @@ from gpulaunch.profiler.files import regular
 from gpulaunch.profiler.record.line_calls import (
     CONSTANT,
     FOR_ALL_RANKS,
+    PAIRS_OF_ALL_RANKS,
     SAME_IN_LAYERS,
     SAME_IN_LOOP,
     SAME_IN_LOOP_FORWARD,
@@ -26,6 +27,7 @@ from gpulaunch.profiler.samplers.after_backward import functions_that_step, line
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
+from gpulaunch.profiler.samplers.gathered_pairs import lines_of_gathered_pairs
 from gpulaunch.profiler.samplers.loop_invariants import invariants_of_loops
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
 from gpulaunch.profiler.samplers.observers import observers_of
@@ -105,7 +107,7 @@ class _Source:
     observers: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     of_layers: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
-    in_vain: dict[int, str] = field(default_factory=dict[int, str])
+    in_vain: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -158,9 +160,9 @@ class SourceLines:
         without those that cannot be replaced by one operation: see `loops.loops_of`."""
         return self._source(file).loops.get(line, ())
 
-    def in_vain(self, file: str, line: int, within: tuple[str, int] | None) -> str:
+    def in_vain(self, file: str, line: int, within: tuple[str, int] | None) -> tuple[int, str] | None:
         """Return whether a line computes the same in every call of its function, in those of several layers, or in
-        every turn of a loop, or what other ranks do: one of `record.line_calls`; empty: it does not.
+        every turn of a loop, or what other ranks do: the line to tell, and one of `record.line_calls`.
 
         Args:
             file: as Python has it.
@@ -171,8 +173,8 @@ class SourceLines:
         for name, lines in ((CONSTANT, source.constants), (SAME_IN_LAYERS, source.of_layers)):
             ranges = lines.get(line, ())
             if any(not each or (within is not None and within[0] == file and within[1] in each) for each in ranges):
-                return name
-        return source.in_vain.get(line, "")
+                return line, name
+        return source.in_vain.get(line)
 
     def makes_one_hot(self, file: str, line: int) -> bool:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
@@ -241,8 +243,11 @@ def _read(file: str, until_s: float) -> _Source:
     source.of_layers = _unless_too_deep(lambda: constants_of_layers(tree), source.of_layers)
     for_all_ranks = _unless_too_deep(lambda: lines_for_all_ranks(tree), set[int]())
     of_loops = _unless_too_deep(lambda: invariants_of_loops(tree), dict[int, bool]())
-    source.in_vain = dict.fromkeys(for_all_ranks, FOR_ALL_RANKS)
-    source.in_vain |= {line: SAME_IN_LOOP if each else SAME_IN_LOOP_FORWARD for line, each in of_loops.items()}
+    pairs = _unless_too_deep(lambda: lines_of_gathered_pairs(tree), dict[int, int]())
+    source.in_vain = {line: (line, FOR_ALL_RANKS) for line in for_all_ranks}
+    source.in_vain |= {line: (first, PAIRS_OF_ALL_RANKS) for line, first in pairs.items()}
+    for line, has_gradients in of_loops.items():
+        source.in_vain[line] = line, SAME_IN_LOOP if has_gradients else SAME_IN_LOOP_FORWARD
     forget_nodes(tree)
     return source
 

@@ -16,6 +16,7 @@ from gpulaunch.profiler.record.line_calls import (
     ADAPTER,
     ATTENTION,
     CELL,
+    GRAPH_MATRIX,
     PAIRS,
     PAIRS_FORWARD,
     PERMUTATION,
@@ -24,6 +25,7 @@ from gpulaunch.profiler.record.line_calls import (
     STATISTICS,
 )
 from gpulaunch.profiler.samplers.attention_steps import lines_of_attention
+from gpulaunch.profiler.samplers.dense_graphs import lines_of_products
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.merged_adapters import lines_of_merges
 from gpulaunch.profiler.samplers.recurrent_cells import lines_of_cells
@@ -60,10 +62,11 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
     for node in nodes_of(tree):
         if isinstance(node, ast.Subscript) and _is_part_of_permutation(node):
             found.update(dict.fromkeys(lines_of(node), PERMUTATION))
-    found.update(dict.fromkeys(lines_of_cells(tree), CELL))
-    found.update(dict.fromkeys(lines_of_attention(tree), ATTENTION))
-    found.update(dict.fromkeys(lines_of_merges(tree), ADAPTER))
-    found.update(dict.fromkeys(lines_of_statistics(tree), STATISTICS))
+    for lines, idiom in (
+        *((lines_of_cells, CELL), (lines_of_attention, ATTENTION), (lines_of_merges, ADAPTER)),
+        *((lines_of_statistics, STATISTICS), (lines_of_products, GRAPH_MATRIX)),
+    ):
+        found.update(dict.fromkeys(lines(tree), idiom))
     return found
 
 
