@@ -15,12 +15,13 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.samplers.changed_objects import Changes, aliases_in, called_in, calls_between, reachable
 from gpulaunch.profiler.samplers.function_bodies import arguments_of, changed_by, is_plain_call, is_set, statements_in
+from gpulaunch.profiler.samplers.known_models import DRAWS, Models
 from gpulaunch.profiler.samplers.loops import (
     BACKWARD,
     Function,
@@ -28,7 +29,6 @@ from gpulaunch.profiler.samplers.loops import (
     imported_names,
     last_name,
     lines_of,
-    method_name,
     word_of,
 )
 from gpulaunch.profiler.samplers.syntax import dotted, lines_without_gradients, nodes_of, root_of, words_in
@@ -43,26 +43,14 @@ from gpulaunch.profiler.samplers.tensor_functions import (
 )
 
 _Loop = ast.For | ast.While
-_RANDOM: Final = re.compile(r"\w*(?:rand|drop|noise|bernoulli|multinomial|normal_|sample|shuffle|BatchNorm)\w*", re.I)
-"""Words of what gives something else in every call, or changes itself."""
 _KEEPS: Final = re.compile(r"\w*(?:cache|past|memo|buffer|history|queue|state|loader|generator|iter|env)\w*", re.I)
 """Names of objects that may change though no statement says so."""
-_OF_A_MODEL: Final = frozenset({"eval", "train", "parameters", "requires_grad_", "load_state_dict", "state_dict"})
-_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
 _GIVES: Final = COMPUTE | VIEWS | SHAPES | {"log_prob", "entropy", "log_softmax", "argmax", "gather", "detach", "item"}
 """Methods of tensors, and of distributions, that only give a result."""
-_COPIES: Final = frozenset({"deepcopy", "from_pretrained"})
 _PLAIN: Final = (
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.keyword, ast.Starred),
 )
 """Expressions that are the same if their parts are."""
-_LAYERS: Final = frozenset(
-    {
-        *("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LayerNorm", "RMSNorm", "GroupNorm", "Sequential"),
-        *("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Flatten", "ModuleList"),
-    }
-)
-"""Modules of torch that give the same for the same."""
 _MOST_DEPTH: Final = 4
 """Functions of the file that call each other and are followed."""
 
@@ -105,7 +93,6 @@ class _File:
     def __init__(self, tree: ast.Module) -> None:
         nodes = nodes_of(tree)
         functions = [node for node in nodes if isinstance(node, Function)]
-        calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._tree = tree
         self._calls = calls_between(functions)
         self._changes = Changes(functions, self._calls)
@@ -115,25 +102,12 @@ class _File:
         self._methods_called: dict[str, set[str]] = {}
         for function in functions:
             self._methods_called.setdefault(function.name, set()).update(map(last_name, calls_in(function)))
-        self._evaluated = {_object_of(each) for each in calls if method_name(each) == "eval"}
-        self._models = {_object_of(each) for each in calls if method_name(each) in _OF_A_MODEL}
-        optimizers = (call for call in calls if last_name(call)[:1].isupper())
-        given = (each for call in optimizers for each in calls_in(call))
-        self._trained = {_object_of(each) for each in given if method_name(each) in _PARAMETERS}
-        self._made: dict[str, list[ast.expr]] = {}
-        for word, value in (each for node in nodes if isinstance(node, ast.Assign) for each in _assigned(node)):
-            self._made.setdefault(word, []).append(value)
+        self._models = Models(tree)
         self._views: dict[str, set[str]] = {}  # names of what may be the same memory
-        for word, values in self._made.items():
+        for word, values in self._models.made.items():
             for of in filter(None, map(_viewed, values)):
                 self._views.setdefault(word, set()).add(of)
                 self._views.setdefault(of, set()).add(word)
-        weights = (word for word, values in self._made.items() if any(map(_takes_weights, values)))
-        self._weights = set(weights)
-        modules = [each for each in tree.body if isinstance(each, ast.ClassDef) and _has_forward(each)]
-        self._modules = {each.name for each in modules} | _LAYERS
-        self._models |= {word for word, made in self._made.items() if _are_made_by(made, self._modules)}
-        self._draws = any(_RANDOM.fullmatch(word) for each in modules for word in words_in(each))
 
     def lines(self) -> Iterator[tuple[int, bool]]:
         """As `invariants_of_loops`."""
@@ -163,15 +137,15 @@ class _File:
                     words.update(word for each in call.args if dotted(each) for word in words_in(each))
         words |= {name for node in nodes for name in changed_by(node)}
         words = reachable(words - {"self"}, self._views)
-        if not self._weights.isdisjoint(words):
-            words |= self._models
+        if not self._models.weights.isdisjoint(words):
+            words |= self._models.words
         names = {node.id for node in nodes if isinstance(node, ast.Name) and is_set(node)}
         return _Turns(frozenset(names), frozenset(words), "step" in called, bool(BACKWARD & called))
 
     def _is_known(self, function: ast.expr) -> bool:
         """Whether what is called changes what it is given only where the file says so: a function of it, or a model."""
-        name = dotted(function)
-        return name in self._functions or name in dir(builtins) or word_of(function) in self._models | self._modules
+        name, word = dotted(function), word_of(function)
+        return name in self._functions or name in dir(builtins) or word in self._models.words | self._models.classes
 
     def _is_repeated(self, statement: ast.Assign, loop: _Loop, turns: _Turns) -> bool:
         """Whether a statement computes the same in every turn, and nothing else changes its result."""
@@ -225,9 +199,7 @@ class _File:
         match call.func:
             case ast.Attribute(attr=name) | ast.Name(id=name) if self._is_of_package(call.func):
                 return (
-                    name[:1].islower()
-                    and not name.endswith("_")
-                    and not any(map(_RANDOM.fullmatch, words_in(call.func)))
+                    name[:1].islower() and not name.endswith("_") and not any(map(DRAWS.fullmatch, words_in(call.func)))
                 )
             case ast.Name(id=name) if name in self._functions:
                 return depth < _MOST_DEPTH and self._only_computes(self._functions[name], call, turns, depth + 1)
@@ -261,10 +233,7 @@ class _File:
         word = word_of(node)
         if not dotted(node) or not turns.leave(node) or root_of(node) in self._imported:
             return False
-        is_own = _are_made_by(self._made.get(word, []), self._modules | _COPIES)
-        if word not in self._models or (word not in self._evaluated and (self._draws or not is_own)):
-            return False
-        return not turns.trains or (is_own and word not in self._trained)
+        return self._models.gives_the_same(word) and (not turns.trains or self._models.is_never_trained(word))
 
     def _is_of_package(self, node: ast.expr) -> bool:
         """Whether it is of a package that only computes with tensors: `torch.nn.functional.pad`."""
@@ -279,28 +248,6 @@ def _computes(value: ast.expr) -> bool:
     )
 
 
-def _assigned(statement: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
-    """The words of what a statement assigns, and what it assigns to them."""
-    for target in statement.targets:
-        match target, statement.value:
-            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-                yield from zip(map(word_of, targets), values, strict=True)
-            case _:
-                yield word_of(target), statement.value
-
-
-def _are_made_by(values: Sequence[ast.expr], makes: Set[str]) -> bool:
-    """Whether all are results of some functions and classes, or of a method of one: `deepcopy(model).eval()`."""
-    return len(values) > 0 and all(_is_made_by(each, makes) for each in values)
-
-
-def _is_made_by(value: ast.expr, makes: Set[str]) -> bool:
-    while isinstance(value, ast.Call) and method_name(value) in _OF_A_MODEL | VIEWS:
-        value = value.func.value if isinstance(value.func, ast.Attribute) else value
-    parts = map(last_name, calls_in(value))
-    return isinstance(value, ast.Call) and all(name in makes for name in parts if name[:1].isupper() or name in _COPIES)
-
-
 def _viewed(value: ast.expr) -> str:
     """The word of the object that a value is, or is a part or a view of; empty: it is something else."""
     while not dotted(value):
@@ -312,17 +259,3 @@ def _viewed(value: ast.expr) -> str:
             case _:
                 return ""
     return word_of(value)
-
-
-def _takes_weights(value: ast.expr) -> bool:
-    is_optimizer = isinstance(value, ast.Call) and last_name(value)[:1].isupper()
-    return not is_optimizer and any(method_name(call) in _PARAMETERS | {"state_dict"} for call in calls_in(value))
-
-
-def _has_forward(each: ast.ClassDef) -> bool:
-    return any(isinstance(part, ast.FunctionDef) and part.name == "forward" for part in each.body)
-
-
-def _object_of(call: ast.Call) -> str:
-    """The word of the object of which a method is called: `teacher` of `self.teacher.eval()`."""
-    return word_of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
