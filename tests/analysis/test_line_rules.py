@@ -104,6 +104,11 @@ def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_la
         ("permutation", False, 1.0),
         ("LSTM cell", True, 0.6),
         ("attention in steps", True, 0.3),
+        ("same passes", True, 0.5),
+        ("the same in every turn", True, 1.0),
+        ("the same in every turn, forward", False, 1.0),
+        ("product with zeros", True, 1.0),
+        ("Adam by hand", False, 0.68),
     ],
 )
 def test_a_call_that_backward_goes_through_costs_its_part_of_that_too(
@@ -119,6 +124,20 @@ def test_a_call_that_backward_goes_through_costs_its_part_of_that_too(
     both_s = line_s + (line_s / 0.030 * 0.040 if with_backward else 0.0)
     assert found.seconds_per_step == pytest.approx(saved * both_s)
     assert found.evidence["call"] == call
+
+
+@pytest.mark.parametrize(("call", "with_backward"), [("for all ranks", False), ("pairs of all ranks", True)])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_what_a_rank_computes_for_the_others_is_their_share(call: str, ranks: int, *, with_backward: bool) -> None:
+    facts = {"ddp": {"world_size": ranks}}
+    seen = rank(phases_ms={"forward": 30.0, "backward": 40.0}, samples=100, calls={"train.py:88": call}, gpu=None)
+    seen = replace(seen, calling={"train.py:88": 40}, facts=facts)
+
+    (found,) = advise(window(seen))
+
+    line_s = 0.4 * seen.step_s
+    both_s = line_s + (line_s / max(0.030, line_s) * 0.040 if with_backward else 0.0)
+    assert found.seconds_per_step == pytest.approx((1 - 1 / ranks) * both_s)
 
 
 @pytest.mark.parametrize(("nodes", "checks_ms"), [(400, 400 * 5e-3 + 2 * 500_000 * 2e-6), (10_000, 0.8 * 40.0)])

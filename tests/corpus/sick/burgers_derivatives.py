@@ -73,9 +73,9 @@ class Burgers:
             u = self.u(x, t)
             u_x, u_t = torch.autograd.grad(u.sum(), (x, t), create_graph=True)
             return u_t + u * u_x - self.nu * grad(u_x, x)
-        return (
+        return (  # cause: hot-line
             self.u_t(x, t) + self.u(x, t) * self.u_x(x, t) - self.nu * self.u_xx(x, t)
-        )  # cause: none-yet network run again
+        )
 
     def initial(self, x):
         return self.u(x, torch.zeros_like(x)) + torch.sin(math.pi * x)

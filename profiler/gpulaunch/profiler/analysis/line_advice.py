@@ -29,6 +29,7 @@ from gpulaunch.profiler.record.line_calls import (
     SAME_IN_LAYERS,
     SAME_IN_LOOP,
     SAME_IN_LOOP_FORWARD,
+    SAME_PASSES,
     SINGULAR,
     SINGULAR_FORWARD,
     STATISTICS,
@@ -139,6 +140,8 @@ IN_PLACE_OF_CALLS: Final = {
         "This line computes the same in every turn of a loop, which changes nothing that it depends on: compute it "
         "once before the loop.",
     ),
+    SAME_PASSES: "This statement runs a network several times on the same input: keep the result of one pass, and take "
+    "all derivatives from it (torch.autograd.grad(u.sum(), (x, t), create_graph=True) gives two at once).",
     FOR_ALL_RANKS: "This line computes for all ranks, and each keeps only its own part: take that part first, and "
     "compute only for it.",
     ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "

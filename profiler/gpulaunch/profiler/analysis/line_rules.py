@@ -33,6 +33,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     NAN_CHECK_US,
     NODE_OVERHEAD_US,
     NODE_US,
+    SAME_PASSES_SAVE,
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
 )
@@ -52,6 +53,7 @@ from gpulaunch.profiler.record.line_calls import (
     PAIRS_OF_ALL_RANKS,
     PYTHON,
     SAME_IN_LOOP,
+    SAME_PASSES,
     SINGULAR,
 )
 
@@ -68,6 +70,7 @@ _SAVES_WITH_BACKWARD: Final = {
     **dict.fromkeys((ADAPTER, GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS, SAME_IN_LOOP, SINGULAR), 1.0),
     CELL: CELL_SAVES.value,
     ATTENTION: ATTENTION_SAVES.value,
+    SAME_PASSES: SAME_PASSES_SAVE.value,
 }
 """Of calls that have as large a part of backward as they have of forward: what is saved of both."""
 

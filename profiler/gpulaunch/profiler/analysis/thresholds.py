@@ -377,6 +377,13 @@ CELL_SAVES: Final = Limit(
     why="of what a loop over nn.LSTMCell takes forward and backward is saved by nn.LSTM: 0.33 to 0.81 in batches of 16 "
     "and 64, widths of 64 to 256, 20 and 80 elements (torch 2.13, one core); of nn.GRUCell nothing on a CPU",
 )
+SAME_PASSES_SAVE: Final = Limit(
+    name="passes at once",
+    value=0.5,
+    unit="share",
+    why="of what passes of a network on the same input take is saved by one: half of two; of four with two first "
+    "derivatives and a second one 0.49, as the derivatives of the last one stay (torch 2.13)",
+)
 SAMPLES_OF_A_LINE: Final = Limit(
     name="samples of a line", value=4, unit="samples", why="a line may be sampled by chance, but not repeatedly"
 )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
+from gpulaunch.profiler.samplers.function_bodies import is_set
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, method_name, word_of
 from gpulaunch.profiler.samplers.syntax import nodes_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import VIEWS
@@ -35,7 +36,8 @@ class Models:
         self.made: dict[str, list[ast.expr]] = {}
         """What each name of the file, model or not, is assigned."""
         for word, value in (each for assign in assigns for each in _assigned(assign)):
-            self.made.setdefault(word, []).append(value)
+            if not isinstance(value, ast.Name) or value.id != word:  # not `self.net = net`
+                self.made.setdefault(word, []).append(value)
         modules = [each for each in tree.body if isinstance(each, ast.ClassDef) and _has_forward(each)]
         self.classes = {each.name for each in modules} | _LAYERS
         self.words = {_object_of(each) for each in calls if method_name(each) in _OF_A_MODEL}
@@ -46,7 +48,7 @@ class Models:
         given = (each for call in optimizers for each in calls_in(call))
         self._trained = {_object_of(each) for each in given if method_name(each) in _PARAMETERS}
         self._evaluated = {_object_of(each) for each in calls if method_name(each) == "eval"}
-        self._draws = any(DRAWS.fullmatch(word) for each in modules for word in words_in(each))
+        self._draws = any(map(_draws, modules))
 
     def gives_the_same(self, word: str) -> bool:
         """Whether it is a model that gives the same for the same, as long as it is not trained."""
@@ -79,8 +81,8 @@ def _are_made_by(values: Sequence[ast.expr], makes: Set[str]) -> bool:
 def _is_made_by(value: ast.expr, makes: Set[str]) -> bool:
     while isinstance(value, ast.Call) and method_name(value) in _OF_A_MODEL | VIEWS:
         value = value.func.value if isinstance(value.func, ast.Attribute) else value
-    parts = map(last_name, calls_in(value))
-    return isinstance(value, ast.Call) and all(name in makes for name in parts if name[:1].isupper() or name in _COPIES)
+    parts = (name for name in map(last_name, calls_in(value)) if name[:1].isupper() or name in _COPIES)
+    return isinstance(value, ast.Call) and last_name(value) in makes and all(name in makes for name in parts)
 
 
 def _takes_weights(value: ast.expr) -> bool:
@@ -88,8 +90,26 @@ def _takes_weights(value: ast.expr) -> bool:
     return not is_optimizer and any(method_name(call) in _PARAMETERS | {"state_dict"} for call in calls_in(value))
 
 
+def _is_forward(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "forward"
+
+
 def _has_forward(each: ast.ClassDef) -> bool:
-    return any(isinstance(part, ast.FunctionDef) and part.name == "forward" for part in each.body)
+    return any(map(_is_forward, each.body))
+
+
+def _draws(module: ast.ClassDef) -> bool:
+    """Whether a forward pass may draw random numbers, or set an attribute, which the next one may read."""
+    for method in module.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            made = (last_name(call) for call in calls_in(method))
+            words = {name for name in made if name[:1].isupper()}
+        else:
+            words = words_in(method)
+        keeps = (isinstance(node, ast.Attribute) and is_set(node) for node in nodes_of(method))
+        if any(map(DRAWS.fullmatch, words)) or (_is_forward(method) and any(keeps)):
+            return True
+    return False
 
 
 def _object_of(call: ast.Call) -> str:

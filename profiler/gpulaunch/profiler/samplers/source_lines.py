@@ -21,6 +21,7 @@ from gpulaunch.profiler.record.line_calls import (
     SAME_IN_LAYERS,
     SAME_IN_LOOP,
     SAME_IN_LOOP_FORWARD,
+    SAME_PASSES,
 )
 from gpulaunch.profiler.samplers.adam_by_hand import lines_of_adam
 from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
@@ -33,6 +34,7 @@ from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_nam
 from gpulaunch.profiler.samplers.observers import observers_of
 from gpulaunch.profiler.samplers.rank_slices import lines_for_all_ranks
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
+from gpulaunch.profiler.samplers.same_passes import lines_of_same_passes
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import dotted, forget_nodes, nodes_of
 from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
@@ -246,6 +248,8 @@ def _read(file: str, until_s: float) -> _Source:
     pairs = _unless_too_deep(lambda: lines_of_gathered_pairs(tree), dict[int, int]())
     source.in_vain = {line: (line, FOR_ALL_RANKS) for line in for_all_ranks}
     source.in_vain |= {line: (first, PAIRS_OF_ALL_RANKS) for line, first in pairs.items()}
+    passes = _unless_too_deep(lambda: lines_of_same_passes(tree), dict[int, int]())
+    source.in_vain |= {line: (first, SAME_PASSES) for line, first in passes.items()}
     for line, has_gradients in of_loops.items():
         source.in_vain[line] = line, SAME_IN_LOOP if has_gradients else SAME_IN_LOOP_FORWARD
     forget_nodes(tree)
