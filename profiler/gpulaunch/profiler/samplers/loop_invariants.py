@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,7 +84,8 @@ def invariants_of_loops(tree: ast.Module) -> dict[int, bool]:
     Args:
         tree: of a file.
     """
-    return dict(_File(tree).lines())
+    loops = [node for node in nodes_of(tree) if isinstance(node, _Loop) and any(_candidates(node))]
+    return dict(_File(tree).lines(loops)) if loops else {}
 
 
 class _File:
@@ -93,7 +94,6 @@ class _File:
     def __init__(self, tree: ast.Module) -> None:
         nodes = nodes_of(tree)
         functions = [node for node in nodes if isinstance(node, Function)]
-        self._tree = tree
         self._calls = calls_between(functions)
         self._changes = Changes(functions, self._calls)
         self._imported = imported_names(tree)
@@ -109,14 +109,11 @@ class _File:
                 self._views.setdefault(word, set()).add(of)
                 self._views.setdefault(of, set()).add(word)
 
-    def lines(self) -> Iterator[tuple[int, bool]]:
-        """As `invariants_of_loops`."""
-        for loop in (node for node in nodes_of(self._tree) if isinstance(node, _Loop)):
-            statements = [each for each in statements_in(loop.body) if isinstance(each, ast.Assign)]
-            if not any(_computes(each.value) for each in statements):
-                continue
+    def lines(self, loops: Iterable[_Loop]) -> Iterator[tuple[int, bool]]:
+        """As `invariants_of_loops`, of some loops."""
+        for loop in loops:
             turns = self._turns(loop)
-            for statement in statements:
+            for statement in _candidates(loop):
                 if self._is_repeated(statement, loop, turns):
                     has_gradients = not self._is_without_gradients(statement)
                     if not (has_gradients and turns.goes_back):
@@ -153,11 +150,7 @@ class _File:
             part for each in statement.targets for part in (each.elts if isinstance(each, ast.Tuple) else [each])
         ]
         names = {each.id for each in targets if isinstance(each, ast.Name)}
-        if (
-            len(names) != len(targets)
-            or not _computes(statement.value)
-            or not self._is_same(statement.value, turns, {})
-        ):
+        if len(names) != len(targets) or not self._is_same(statement.value, turns, {}):
             return False
         others = (each for each in statements_in(loop.body) if each is not statement)
         return names.isdisjoint(word for each in others for word in self._changes.by(each, {}))
@@ -239,6 +232,10 @@ class _File:
         """Whether it is of a package that only computes with tensors: `torch.nn.functional.pad`."""
         of = self._imported.get(root_of(node, views=False), "")
         return of != "" and only_computes(of)
+
+
+def _candidates(loop: _Loop) -> Iterator[ast.Assign]:
+    return (each for each in statements_in(loop.body) if isinstance(each, ast.Assign) and _computes(each.value))
 
 
 def _computes(value: ast.expr) -> bool:

@@ -38,6 +38,8 @@ def lines_for_all_ranks(tree: ast.Module) -> set[int]:
     Args:
         tree: of a file.
     """
+    if _RANK.isdisjoint(words_in(tree)):
+        return set()
     of_rank = _words_of_rank(tree)
     functions = (node for node in nodes_of(tree) if isinstance(node, Function))
     return {line for each in (tree, *functions) for line in _lines_in(each, of_rank)}
