@@ -480,20 +480,22 @@ RULES: Final = (
         problem="A line of the program holds a part of every step, outside of the model's compute.",
         evidence="Samples of the training thread's stack show a line in a call of Python's library or a package (what "
         "is written in C is read in the source), in a function of the program that its loop calls after `backward`, in "
-        "what is the same in every step by the source (it uses shapes, numbers, and buffers that nothing in its "
-        "file changes), in a loop that takes tensors apart by "
-        "`item`, in an operation for which another does far less (distances of all pairs through all their "
-        "differences, a permutation of everything for a few, all singular values for the largest one), in a hook of a "
-        "module that only computes statistics, in a second forward pass only to compare its predictions, or always "
+        "what is the same in every step, or in every turn of a loop, by the source (it uses shapes, numbers, buffers "
+        "that nothing in its file changes, and what the loop leaves as it is), in what a rank computes for all ranks, "
+        "in a loop that takes tensors apart by `item`, in an operation for which another does far less (distances of "
+        "all pairs through all their differences, a permutation of everything for a few, all singular values for the "
+        "largest one, Adam tensor by tensor, statistics of a whole store, products with zeros, several passes of a "
+        "network on the same input), in a hook of a module that only computes statistics, in a second forward pass "
+        "only to compare its predictions, or always "
         "with the GIL: torch releases it for each of "
         "its operations, so that line computes in Python, or in C that keeps it. Of torch, what copies, gathers or "
         "prints what could stay as it is, collectives of objects, and the order of samples, if about every batch "
         "begins an epoch (`next(iter(loader))`). The evidence names the call.",
         costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time; "
-        "where ranks wait for each other, what it takes the last one; of distances the same part of backward, too; in "
-        "anomaly mode what its checks at least take in backward; of copies of the weights all of the function that the "
-        "loop calls after `backward`, or of a callback's method, as an average in place needs none of it. A bound, if "
-        "the line computes with tensors or in Python: the program may need that.",
+        "where ranks wait for each other, what it takes the last one; of what backward goes through its "
+        "part of that, too; in anomaly mode what its checks at least take in backward; of copies of the weights all of "
+        "the function that the loop calls after `backward`, or of a callback's method, as an average in place needs "
+        "none of it. A bound, if the line computes with tensors or in Python: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
