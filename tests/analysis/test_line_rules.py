@@ -105,6 +105,7 @@ def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_la
         ("LSTM cell", True, 0.6),
         ("attention in steps", True, 0.3),
         ("same passes", True, 0.5),
+        ("adapter added to weights", True, 1.4),
         ("the same in every turn", True, 1.0),
         ("the same in every turn, forward", False, 1.0),
         ("product with zeros", True, 1.0),

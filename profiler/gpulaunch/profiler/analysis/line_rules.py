@@ -19,6 +19,7 @@ from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_O
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     ADAM_SAVES,
+    ADAPTER_SAVES,
     ATTENTION_SAVES,
     CELL_SAVES,
     CONVERTED,
@@ -67,7 +68,8 @@ _MEETS: Final = (
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _SAVES_WITH_BACKWARD: Final = {
-    **dict.fromkeys((ADAPTER, GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS, SAME_IN_LOOP, SINGULAR), 1.0),
+    **dict.fromkeys((GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS, SAME_IN_LOOP, SINGULAR), 1.0),
+    ADAPTER: ADAPTER_SAVES.value,
     CELL: CELL_SAVES.value,
     ATTENTION: ATTENTION_SAVES.value,
     SAME_PASSES: SAME_PASSES_SAVE.value,

@@ -509,7 +509,7 @@ RULES: Final = (
             *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
             *(thresholds.NAN_CHECK_US, thresholds.NAN_CHECK_NS, thresholds.NAN_CHECK_SHARE),
             *(thresholds.CELL_SAVES, thresholds.ATTENTION_SAVES, thresholds.ADAM_SAVES),
-            thresholds.SAME_PASSES_SAVE,
+            *(thresholds.SAME_PASSES_SAVE, thresholds.ADAPTER_SAVES),
         ),
     ),
     Rule(
