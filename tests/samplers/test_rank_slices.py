@@ -10,6 +10,7 @@ import pytest
 from gpulaunch.profiler.samplers.rank_slices import lines_for_all_ranks
 
 MODULE = """
+dist.init_process_group("gloo")
 class Batches:
     def __init__(self, rank, world_size):
         self.rank, self.mine = rank, slice(rank, None, world_size)
@@ -54,11 +55,18 @@ def test_what_is_computed_for_all_ranks_and_sliced_by_the_rank_is_told(kept: str
         "parts = all_gather(rows)\nreturn parts[self.mine]",
         "parts = rows.view(-1)\nreturn parts[self.mine]",
         "drawn = self.draw(99)\nreturn drawn[self.mine]",
+        "values = torch.linalg.svdvals(self.weight)\nreturn values[: self.rank]",
     ],
     ids=[
         *("all of it is used", "a slice of its own", "one part of several", "it is kept"),
-        *("drawn alike by all ranks", "sorted", "gathered", "only a view", "drawn by a function"),
+        *("drawn alike by all ranks", "sorted", "gathered", "only a view", "drawn by a function", "the first ones"),
     ],
 )
 def test_what_needs_all_or_is_used_besides_is_not_told(body: str) -> None:
     assert told(body) == []
+
+
+def test_the_rank_of_a_matrix_is_another_one() -> None:
+    kept = f"{TOLD}\nreturn pictures[self.mine]"
+    source = MODULE.replace("dist.init_process_group", "start").format(textwrap.indent(kept, " " * 8))
+    assert lines_for_all_ranks(ast.parse(source)) == set()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Final
 
 from gpulaunch.profiler.samplers.function_bodies import is_set
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, method_name, word_of
-from gpulaunch.profiler.samplers.syntax import nodes_of, words_in
+from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import VIEWS
 
 DRAWS: Final = re.compile(r"\w*(?:rand|drop|noise|bernoulli|multinomial|normal_|sample|shuffle|BatchNorm)\w*", re.I)
@@ -32,12 +32,11 @@ class Models:
     def __init__(self, tree: ast.Module) -> None:
         nodes = nodes_of(tree)
         calls = [node for node in nodes if isinstance(node, ast.Call)]
-        assigns = (node for node in nodes if isinstance(node, ast.Assign))
         self.made: dict[str, list[ast.expr]] = {}
         """What each name of the file, model or not, is assigned."""
-        for word, value in (each for assign in assigns for each in _assigned(assign)):
-            if not isinstance(value, ast.Name) or value.id != word:  # not `self.net = net`
-                self.made.setdefault(word, []).append(value)
+        for target, value in assigned_in(nodes):
+            if word_of(target) != word_of(value):  # not `self.net = net`
+                self.made.setdefault(word_of(target), []).append(value)
         modules = [each for each in tree.body if isinstance(each, ast.ClassDef) and _has_forward(each)]
         self.classes = {each.name for each in modules} | _LAYERS
         self.words = {_object_of(each) for each in calls if method_name(each) in _OF_A_MODEL}
@@ -61,16 +60,6 @@ class Models:
     def _is_own(self, word: str) -> bool:
         """Whether it is made here, or a copy, so that it is no other name of another one."""
         return _are_made_by(self.made.get(word, []), self.classes | _COPIES)
-
-
-def _assigned(statement: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
-    """The words of what a statement assigns, and what it assigns to them."""
-    for target in statement.targets:
-        match target, statement.value:
-            case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-                yield from zip(map(word_of, targets), values, strict=True)
-            case _:
-                yield word_of(target), statement.value
 
 
 def _are_made_by(values: Sequence[ast.expr], makes: Set[str]) -> bool:

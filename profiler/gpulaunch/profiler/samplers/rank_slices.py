@@ -15,10 +15,11 @@ from typing import Final
 
 from gpulaunch.profiler.samplers.function_bodies import is_set, statements_in
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, word_of
-from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, words_in
+from gpulaunch.profiler.samplers.syntax import assigned_in, names_in, nodes_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import NUMBERS, ROOM, SHAPES, VIEWS
 
 _RANK: Final = frozenset({"rank", "local_rank", "global_rank", "world_rank", "get_rank", "RANK", "process_index"})
+_DISTRIBUTED: Final = frozenset({"init_process_group", "get_rank", "process_index", "RANK", "LOCAL_RANK"})
 _OF_ALL: Final = re.compile(
     r"\w*(?:rand|shuffle|sample|draw|multinomial|choice|perm|sort|topk|unique|cumsum|balance|pack|group|gather|reduce"
     r"|broadcast|scatter|all_to_all|load|read|recv)\w*"
@@ -38,8 +39,9 @@ def lines_for_all_ranks(tree: ast.Module) -> set[int]:
     Args:
         tree: of a file.
     """
-    if _RANK.isdisjoint(words_in(tree)):
-        return set()
+    texts = {node.value for node in nodes_of(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    if _DISTRIBUTED.isdisjoint(words_in(tree) | texts):
+        return set()  # the rank of a matrix
     of_rank = _words_of_rank(tree)
     functions = (node for node in nodes_of(tree) if isinstance(node, Function))
     return {line for each in (tree, *functions) for line in _lines_in(each, of_rank)}
@@ -48,14 +50,9 @@ def lines_for_all_ranks(tree: ast.Module) -> set[int]:
 def _words_of_rank(tree: ast.Module) -> set[str]:
     """The names of the rank, and of slices and numbers that are computed from it alone: `self.mine`."""
     found = set(_RANK)
-    assigned = [node for node in nodes_of(tree) if isinstance(node, ast.Assign)]
-    for _ in range(2):
-        for statement in assigned:
-            for target in statement.targets:
-                pairs = [(target, statement.value)]
-                if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-                    pairs = list(zip(target.elts, statement.value.elts, strict=False))
-                found.update(word_of(to) for to, value in pairs if _is_part_of(value, found))
+    assigned = list(assigned_in(nodes_of(tree)))
+    for _ in range(2):  # `first = rank * 32`, `mine = slice(first, first + 32)`
+        found.update(word_of(target) for target, value in assigned if _is_part_of(value, found))
     return found - {""}
 
 
@@ -96,8 +93,13 @@ def _reads_of(name: str, nodes: Iterable[ast.AST]) -> list[ast.Name]:
 def _is_slice(index: ast.expr, of_rank: set[str]) -> bool:
     if isinstance(index, ast.Tuple):
         return bool(index.elts) and _is_slice(index.elts[0], of_rank)
-    is_named = isinstance(index, ast.Name | ast.Attribute) and word_of(index) not in _RANK
-    return (is_named or isinstance(index, ast.Slice)) and _is_part_of(index, of_rank)
+    match index:
+        case ast.Slice(lower=ast.expr() as first, upper=upper, step=step):
+            return (upper is not None or step is not None) and _is_part_of(first, of_rank)
+        case ast.Name() | ast.Attribute():
+            return word_of(index) not in _RANK and _is_part_of(index, of_rank)
+        case _:
+            return False
 
 
 def _computes(value: ast.expr) -> bool:

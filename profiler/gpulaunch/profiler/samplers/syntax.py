@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 _KEPT: Final = "nodes of gpulaunch"
@@ -34,6 +34,22 @@ def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
 def names_in(node: ast.AST) -> set[str]:
     """The names in a part of a tree."""
     return {each.id for each in nodes_of(node) if isinstance(each, ast.Name)}
+
+
+def assigned_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The targets of assignments, and what each is assigned: `a, b = 1, 2` are two.
+
+    Args:
+        nodes: all of a part of a tree.
+    """
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                match target, node.value:
+                    case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+                        yield from zip(targets, values, strict=True)
+                    case _:
+                        yield target, node.value
 
 
 def times_read(nodes: Iterable[ast.AST]) -> Counter[str]:
