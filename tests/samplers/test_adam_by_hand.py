@@ -59,11 +59,21 @@ def test_adam_tensor_by_tensor_is_told_at_its_loop() -> None:
             "p.addcdiv_(exp_avg, denom",
             "exp_avg = exp_avg * (exp_avg * grad > beta1)\n                p.addcdiv_(exp_avg, d",
         ),
+        ("p.addcdiv_(exp_avg, denom", "ahead = exp_avg.add(grad)\n                p.addcdiv_(ahead, denom"),
+        ("exp_avg_sq.mul_(beta2).addcmul_", "exp_avg_sq.addcmul_"),
+        ("exp_avg_sq.sqrt()", "exp_avg_sq.pow(0.125)"),
+        (
+            'size = group["lr"] * math.sqrt(1.0 - beta2 ** state["step"]) / (1.0 - beta1 ** state["step"])',
+            "size = 1e-3",
+        ),
+        ("exp_avg.mul_(beta1)", "exp_avg *= mask\n                exp_avg.mul_(beta1)"),
+        ("p.addcdiv_(exp_avg, denom, value=-size)", "p.addcdiv_(tensor1=exp_avg, tensor2=denom, value=-size)"),
         ("torch.optim.Optimizer", "Scheduler"),
         ('group["params"]', "self.weights"),
     ],
     ids=[
         *("LAMB", "RAdam", "a sign", "momentum alone", "a Hessian", "AdaBelief", "a projection", "a mask"),
+        *("NAdam", "Adagrad", "Padam", "no correction", "a mask in place", "arguments by name"),
         *("no optimizer", "other parameters"),
     ],
 )

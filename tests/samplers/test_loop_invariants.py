@@ -48,18 +48,10 @@ class Reader(nn.Module):
             h = torch.tanh(self.turn(h) + keys)
         return h
 """
-ADVERSARY = """
-model.eval()
-for _ in range(10):
-    noisy.requires_grad_()
-    clean = F.softmax(model(pictures), dim=1)
-    loss = F.kl_div(F.log_softmax(model(noisy), dim=1), clean)
-    noisy = noisy.detach() + 0.1 * torch.sign(torch.autograd.grad(loss, [noisy])[0])
-"""
 
 
 def told(source: str) -> dict[str, bool]:
-    imports = "import copy, torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+    imports = "import copy, torch\nimport numpy as np\nfrom torch import nn\nimport torch.nn.functional as F\n"
     lines = (imports + source).splitlines()
     return {lines[line - 1].strip(): each for line, each in invariants_of_loops(ast.parse(imports + source)).items()}
 
@@ -69,9 +61,8 @@ def told(source: str) -> dict[str, bool]:
     [
         (PPO, "before = old_log_prob(old, obs, act)", False),
         (FORWARD, "keys = self.to_keys(heard)", True),
-        (ADVERSARY, "clean = F.softmax(model(pictures), dim=1)", True),
     ],
-    ids=["in a function, of a copy of the policy", "a layer in a loop of forward", "a loop that only takes gradients"],
+    ids=["in a function, of a copy of the policy", "a layer in a loop of forward"],
 )
 def test_what_nothing_in_the_loop_changes_is_told(source: str, line: str, has_gradients: bool) -> None:
     assert told(source) == {line: has_gradients}
@@ -99,19 +90,8 @@ def test_what_nothing_in_the_loop_changes_is_told(source: str, line: str, has_gr
         (FORWARD, "nn.Tanh()", "Memory(8)"),
         (FORWARD, "h = torch.tanh", "heard = h = torch.tanh"),
         (FORWARD, "self.to_keys(heard)", "self.keys(heard[at])"),
-        (ADVERSARY, "model.eval()", "model.train()"),
-        (ADVERSARY, "noisy.requires_grad_()", "model.load_state_dict(weights)"),
-        (ADVERSARY, "noisy.requires_grad_()", "pictures.clamp_(0, 1)"),
-        (ADVERSARY, "noisy.requires_grad_()", "rows[0] = 1"),
     ],
 )
 def test_what_a_turn_changes_or_draws_is_not_told(source: str, was: str, now: str) -> None:
     assert was in source
-    views = "rows = pictures[0]\nweights = list(model.parameters())\n" if source is ADVERSARY else ""
-    assert told(views + source.replace(was, now)) == {}
-
-
-def test_weights_that_a_search_draws_anew_in_every_turn() -> None:
-    search = "weights = list(model.parameters())\nfor _ in range(9):\n    for w in weights: w.add_(draw(w))\n    {}\n"
-    assert told("model.eval()\n" + search.format("y = model(x)")) == {}
-    assert told("model.eval()\n" + search.format("y = F.relu(x)")) == {"y = F.relu(x)": True}
+    assert told(source.replace(was, now)) == {}

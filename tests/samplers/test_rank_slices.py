@@ -33,10 +33,10 @@ def told(body: str) -> list[str]:
     "kept",
     [
         "return pictures[self.mine], self.kinds[rows][self.mine]",
-        "pictures = pictures[self.mine]\nreturn pictures.flatten(1)",
-        "return pictures[self.first : self.first + 32]",
-        "return pictures[self.rank :: self.ranks]",
-        "return pictures[dist.get_rank() * 32 : (dist.get_rank() + 1) * 32, :]",
+        "pictures = pictures[self.mine]\nreturn pictures.flatten(1), self.kinds[rows[self.mine]]",
+        "return pictures[self.first : self.first + 32], self.kinds[rows][self.mine]",
+        "return pictures[self.rank :: self.ranks], rows[self.mine]",
+        "return pictures[dist.get_rank() * 32 : (dist.get_rank() + 1) * 32, :], rows[self.mine]",
     ],
 )
 def test_what_is_computed_for_all_ranks_and_sliced_by_the_rank_is_told(kept: str) -> None:
@@ -46,10 +46,13 @@ def test_what_is_computed_for_all_ranks_and_sliced_by_the_rank_is_told(kept: str
 @pytest.mark.parametrize(
     "body",
     [
-        f"{TOLD}\nreturn pictures[self.mine], pictures.mean()",
-        f"{TOLD}\nreturn pictures[: self.count]",
-        f"{TOLD}\nreturn pictures[self.rank]",
-        f"{TOLD}\nself.pictures = pictures\npictures = pictures[self.mine]",
+        f"{TOLD}\nreturn pictures[self.mine], rows[self.mine], pictures.mean()",
+        f"{TOLD}\nreturn pictures[: self.count], rows[self.mine]",
+        f"{TOLD}\nreturn pictures[self.rank], rows[self.mine]",
+        f"{TOLD}\nself.pictures = pictures\npictures = pictures[self.mine]\nrows = rows[self.mine]",
+        f"{TOLD}\nreturn pictures[self.mine]",
+        "inverse = torch.linalg.inv(kernel)\nreturn inverse[self.mine], rows[self.mine]",
+        "tokens = tokenizer.encode(text)\nreturn tokens[self.mine]",
         "order = torch.randperm(99, generator=self.g)\nreturn order[self.mine]",
         "order = sorted(rows, key=len)\nreturn order[self.mine]",
         "parts = all_gather(rows)\nreturn parts[self.mine]",
@@ -59,6 +62,7 @@ def test_what_is_computed_for_all_ranks_and_sliced_by_the_rank_is_told(kept: str
     ],
     ids=[
         *("all of it is used", "a slice of its own", "one part of several", "it is kept"),
+        *("of no samples of its own", "of a matrix", "tokens of one text"),
         *("drawn alike by all ranks", "sorted", "gathered", "only a view", "drawn by a function", "the first ones"),
     ],
 )

@@ -49,6 +49,7 @@ net = Net()
 
 
 def told(source: str) -> set[str]:
+    source = "import torch\nfrom torch import nn\n" + source
     lines = source.splitlines()
     return {lines[line - 1].strip() for line in lines_of_same_passes(ast.parse(source))}
 
@@ -78,10 +79,16 @@ def test_two_passes_in_one_function() -> None:
         (TWICE, "    size = net(x)", "    size = other(x)"),
         (TWICE, "net = Net()", "net = build()"),
         (TWICE, "    size = net(x).abs().mean()", "    size = error if small else 0"),
+        (TWICE, "    size =", "    for w in net.parameters():\n        w.add_(noise(w))\n    size ="),
+        (TWICE, "    size =", "    hook = net.register_forward_hook(drop_head)\n    size ="),
+        (TWICE, "    size =", "    net.hard = False\n    size ="),
+        (TWICE, "    size =", "    x.sub_(x.mean())\n    size ="),
+        (TWICE, "    size = net(x)", "    size = other.net(x)"),
     ],
     ids=[
         *("another input", "turned around", "dropout", "noise", "it keeps a state", "the input is another one by then"),
         *("the weights are others by then", "it trains", "another network", "an unknown network", "one pass"),
+        *("noise on the weights", "a hook", "another mode", "the input changes", "that of another object"),
     ],
 )
 def test_passes_that_differ_are_not_told(source: str, was: str, now: str) -> None:

@@ -15,7 +15,6 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from gpulaunch.profiler.samplers.function_bodies import is_set
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
@@ -37,18 +36,22 @@ def lines_of_products(tree: ast.Module) -> set[int]:
 
 
 def _matrices_in(collate: Function) -> Iterator[str]:
-    """The names of square matrices of zeros of which a function sets elements, and of those that have blocks."""
-    nodes = nodes_of(collate)
-    filled = {
-        word_of(node.value)
-        for node in nodes
-        if isinstance(node, ast.Subscript) and is_set(node) and _is_of_elements(node.slice)
+    """The names of square matrices of zeros of which a function sets elements to one number, and of those that have
+    blocks; not of one for each graph, which is made in a loop."""
+    loops = [each for each in nodes_of(collate) if isinstance(each, ast.For | ast.While)]
+    in_loops = {node for loop in loops for node in nodes_of(loop)}
+    assigns = [each for each in nodes_of(collate) if isinstance(each, ast.Assign) and each not in in_loops]
+    ones = {
+        word_of(target.value)
+        for each in assigns
+        for target in each.targets
+        if isinstance(each.value, ast.Constant) and isinstance(target, ast.Subscript) and _is_of_elements(target.slice)
     }
-    for node in nodes:
-        match node:
+    for each in assigns:
+        match each:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 calls = {last_name(call): call for call in calls_in(value)}
-                if "block_diag" in calls or (name in filled and "zeros" in calls and _is_square(calls["zeros"])):
+                if "block_diag" in calls or (name in ones and "zeros" in calls and _is_square(calls["zeros"])):
                     yield name
             case _:
                 pass

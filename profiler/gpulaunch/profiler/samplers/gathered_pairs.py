@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import dotted, names_in, nodes_of, root_of
+from gpulaunch.profiler.samplers.syntax import dotted, names_in, nodes_of, root_of, words_in
 
 _GATHERS: Final = frozenset({"all_gather", "all_gather_into_tensor", "_all_gather_base"})
+_SUMS: Final = frozenset({"all_reduce", "reduce_scatter", "reduce_scatter_tensor"})
+"""What backward adds the gradients of all ranks up with: without that, each rank needs all rows for its own."""
+_TURNED: Final = frozenset({"T", "mT", "t", "transpose", "permute"})
 _LOSSES: Final = frozenset({"cross_entropy", "log_softmax", "softmax", "logsumexp"})
 
 
@@ -31,7 +34,8 @@ def lines_of_gathered_pairs(tree: ast.Module) -> dict[int, int]:
         for node in nodes_of(tree)
         if isinstance(node, ast.ClassDef)
         and any(dotted(base).endswith("Function") for base in node.bases)
-        and any(last_name(call) in _GATHERS for call in calls_in(node))
+        and not _GATHERS.isdisjoint(called := set(map(last_name, calls_in(node))))
+        and not _SUMS.isdisjoint(called)
     }
     functions = [node for node in nodes_of(tree) if isinstance(node, Function)] if gathers else []
     return {line: first for each in functions for line, first in _lines_in(each, gathers)}
@@ -58,7 +62,9 @@ def _lines_in(function: Function, gathers: set[str]) -> Iterator[tuple[int, int]
 
 
 def _is_of_all(node: ast.AST, gathered: set[str]) -> bool:
-    """Whether it is a product of two matrices that were gathered."""
+    """Whether it is a product of the rows of two matrices that were gathered: `a @ b.T`, not `a.T @ b`."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.MatMult):
         return False
-    return not gathered.isdisjoint(names_in(node.left)) and not gathered.isdisjoint(names_in(node.right))
+    if gathered.isdisjoint(names_in(node.left)) or gathered.isdisjoint(names_in(node.right)):
+        return False
+    return _TURNED.isdisjoint(words_in(node.left)) and not _TURNED.isdisjoint(words_in(node.right))

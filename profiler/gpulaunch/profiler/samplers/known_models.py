@@ -1,104 +1,140 @@
-"""Reads in the source of a program which names stand for its models, and what becomes of these."""
+"""Reads in the source of a program which names stand for models that give the same for the same.
+
+Only models whose class is in the file, and is made of nothing but layers that draw nothing and keep nothing.
+"""
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Set
 from typing import Final
 
-from gpulaunch.profiler.samplers.function_bodies import is_set
-from gpulaunch.profiler.samplers.loops import calls_in, last_name, method_name, word_of
-from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of, words_in
-from gpulaunch.profiler.samplers.tensor_functions import VIEWS
+from gpulaunch.profiler.samplers.function_bodies import is_plain_call, is_set
+from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, method_name, word_of
+from gpulaunch.profiler.samplers.syntax import assigned_in, dotted, names_in, nodes_of, root_of
+from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, ROOM, SHAPES, VIEWS, only_computes
 
-DRAWS: Final = re.compile(r"\w*(?:rand|drop|noise|bernoulli|multinomial|normal_|sample|shuffle|BatchNorm)\w*", re.I)
-"""Words of what gives something else in every call, or changes itself."""
-_OF_A_MODEL: Final = frozenset({"eval", "train", "parameters", "requires_grad_", "load_state_dict", "state_dict"})
-_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
-_COPIES: Final = frozenset({"deepcopy", "from_pretrained"})
+_GIVES: Final = (
+    COMPUTE | VIEWS | SHAPES | {"log_prob", "entropy", "log_softmax", "argmax", "gather", "detach", "max", "min"}
+)
+"""Methods of tensors, and of distributions, that only give a result; so do torch's functions of these names."""
+_BUILTINS: Final = frozenset({"range", "len", "zip", "enumerate", "reversed", "int", "float", "min", "max", "sum"})
 _LAYERS: Final = frozenset(
     {
         *("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LayerNorm", "RMSNorm", "GroupNorm", "Sequential"),
-        *("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Flatten", "ModuleList"),
+        *("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Flatten", "ModuleList", "Parameter"),
     }
 )
-"""Modules of torch that give the same for the same."""
+_DISTRIBUTIONS: Final = frozenset({"Normal", "Categorical", "Independent"})
+_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
+_HANDS_OUT: Final = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await, ast.Delete)
 
 
 class Models:
     """The models of a file, known by the last words of their names: `teacher` of `self.teacher`."""
 
     def __init__(self, tree: ast.Module) -> None:
-        nodes = nodes_of(tree)
-        calls = [node for node in nodes if isinstance(node, ast.Call)]
-        self.made: dict[str, list[ast.expr]] = {}
-        """What each name of the file, model or not, is assigned."""
-        for target, value in assigned_in(nodes):
+        self._packages = {name for name, of in imported_names(tree).items() if only_computes(of)}
+        self._classes = set(_LAYERS)
+        for each in tree.body:
+            if isinstance(each, ast.ClassDef) and self._is_plain(each):  # those that it is made of are above it
+                self._classes.add(each.name)
+        self._made: dict[str, list[ast.expr]] = {}
+        for target, value in assigned_in(nodes_of(tree)):
             if word_of(target) != word_of(value):  # not `self.net = net`
-                self.made.setdefault(word_of(target), []).append(value)
-        modules = [each for each in tree.body if isinstance(each, ast.ClassDef) and _has_forward(each)]
-        self.classes = {each.name for each in modules} | _LAYERS
-        self.words = {_object_of(each) for each in calls if method_name(each) in _OF_A_MODEL}
-        self.words |= {word for word, made in self.made.items() if _are_made_by(made, self.classes)}
-        self.weights = {word for word, values in self.made.items() if any(map(_takes_weights, values))}
-        """Names of lists of their parameters."""
-        optimizers = (call for call in calls if last_name(call)[:1].isupper())
-        given = (each for call in optimizers for each in calls_in(call))
-        self._trained = {_object_of(each) for each in given if method_name(each) in _PARAMETERS}
-        self._evaluated = {_object_of(each) for each in calls if method_name(each) == "eval"}
-        self._draws = any(map(_draws, modules))
+                self._made.setdefault(word_of(target), []).append(value)
+        self._words = {word for word, made in self._made.items() if all(map(self._is_made, made))}
+        self._copies = {word for word, made in self._made.items() if all(map(self._is_copy, made))}
+        self._given = {_object_of(call) for call in calls_in(tree) if method_name(call) in _PARAMETERS}
 
-    def gives_the_same(self, word: str) -> bool:
-        """Whether it is a model that gives the same for the same, as long as it is not trained."""
-        return word in self.words and (word in self._evaluated or (not self._draws and self._is_own(word)))
+    def gives_the_same(self, node: ast.expr) -> bool:
+        """Whether it is a model, or a copy of one, that gives the same for the same as long as it is not trained."""
+        return dotted(node) != "" and word_of(node) in self._words | self._copies
 
-    def is_never_trained(self, word: str) -> bool:
-        """Whether no optimizer has the parameters of a model."""
-        return self._is_own(word) and word not in self._trained
+    def is_never_trained(self, node: ast.expr) -> bool:
+        """Whether it is a copy of a model whose parameters nothing in the file asks for."""
+        return dotted(node) != "" and word_of(node) in self._copies - self._given
 
-    def _is_own(self, word: str) -> bool:
-        """Whether it is made here, or a copy, so that it is no other name of another one."""
-        return _are_made_by(self.made.get(word, []), self.classes | _COPIES)
+    def only_computes(self, call: ast.Call) -> bool:
+        """Whether a function of torch, or a method of a tensor, is called that gives a result and does nothing else."""
+        name = last_name(call)
+        if not is_plain_call(call):
+            return False
+        if self.is_of_package(call.func):
+            return name in _GIVES | NUMBERS | ROOM
+        return name in _GIVES if isinstance(call.func, ast.Attribute) else name in _BUILTINS
 
+    def is_of_package(self, node: ast.expr) -> bool:
+        """Whether it is of a package that only computes with tensors: `torch.nn.functional.pad`."""
+        return root_of(node, views=False) in self._packages
 
-def _are_made_by(values: Sequence[ast.expr], makes: Set[str]) -> bool:
-    """Whether all are results of some functions and classes, or of a method of one: `deepcopy(model).eval()`."""
-    return len(values) > 0 and all(_is_made_by(each, makes) for each in values)
+    def _is_made(self, value: ast.expr) -> bool:
+        """Whether it is a model that a class of the file, or a layer of torch, has made: `Net().to(device)`."""
+        while isinstance(value, ast.Call) and method_name(value) in VIEWS | {"eval", "requires_grad_"}:
+            value = value.func.value if isinstance(value.func, ast.Attribute) else value
+        if not isinstance(value, ast.Call) or last_name(value) not in self._classes:
+            return False
+        return all(name in self._classes for name in map(last_name, calls_in(value)) if name[:1].isupper())
 
+    def _is_copy(self, value: ast.expr) -> bool:
+        """`copy.deepcopy(policy).eval()`"""
+        while isinstance(value, ast.Call) and method_name(value) in {"eval", "requires_grad_"}:
+            value = value.func.value if isinstance(value.func, ast.Attribute) else value
+        match value:
+            case ast.Call(args=[of]) if last_name(value) == "deepcopy":
+                return word_of(of) in self._words
+            case _:
+                return False
 
-def _is_made_by(value: ast.expr, makes: Set[str]) -> bool:
-    while isinstance(value, ast.Call) and method_name(value) in _OF_A_MODEL | VIEWS:
-        value = value.func.value if isinstance(value.func, ast.Attribute) else value
-    parts = (name for name in map(last_name, calls_in(value)) if name[:1].isupper() or name in _COPIES)
-    return isinstance(value, ast.Call) and last_name(value) in makes and all(name in makes for name in parts)
+    def _is_plain(self, module: ast.ClassDef) -> bool:
+        """Whether a class has a `forward`, and whatever its objects compute depends on their arguments alone."""
+        methods = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
+        init = methods.pop("__init__", None)
+        if "forward" not in methods or init is None:
+            return False
+        made = [name for name in map(last_name, calls_in(init)) if name[:1].isupper()]
+        layers = {
+            word_of(target)
+            for target, value in assigned_in(nodes_of(init))
+            if dotted(target).startswith("self.") and any(last_name(call) in self._classes for call in calls_in(value))
+        }
+        return all(name in self._classes for name in made) and all(
+            sets_only_names(nodes_of(each))
+            and all(self._is_harmless(call, each, layers | methods.keys()) for call in calls_in(each))
+            for each in methods.values()
+        )
 
-
-def _takes_weights(value: ast.expr) -> bool:
-    is_optimizer = isinstance(value, ast.Call) and last_name(value)[:1].isupper()
-    return not is_optimizer and any(method_name(call) in _PARAMETERS | {"state_dict"} for call in calls_in(value))
-
-
-def _is_forward(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name == "forward"
-
-
-def _has_forward(each: ast.ClassDef) -> bool:
-    return any(map(_is_forward, each.body))
-
-
-def _draws(module: ast.ClassDef) -> bool:
-    """Whether a forward pass may draw random numbers, or set an attribute, which the next one may read."""
-    for method in module.body:
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            made = (last_name(call) for call in calls_in(method))
-            words = {name for name in made if name[:1].isupper()}
-        else:
-            words = words_in(method)
-        keeps = (isinstance(node, ast.Attribute) and is_set(node) for node in nodes_of(method))
-        if any(map(DRAWS.fullmatch, words)) or (_is_forward(method) and any(keeps)):
+    def _is_harmless(self, call: ast.Call, method: Function, own: Set[str]) -> bool:
+        """Whether a call in a method is one of the layers and methods of its object, or only computes."""
+        function = call.func
+        if self.only_computes(call) or last_name(call) in _DISTRIBUTIONS:
             return True
-    return False
+        while isinstance(function, ast.Subscript):  # `self.layers[-1](x)`
+            function = function.value
+        if isinstance(function, ast.Name):  # `for layer in self.layers: x = layer(x)`
+            loops = (
+                each for each in nodes_of(method) if isinstance(each, ast.For) and function.id in names_in(each.target)
+            )
+            through = [_attributes_of_self(each.iter) for each in loops]
+            return bool(through) and all(each and each <= own for each in through)
+        return dotted(function).startswith("self.") and word_of(function) in own
+
+
+def sets_only_names(nodes: Iterable[ast.AST]) -> bool:
+    """Whether a part of a tree sets names alone, no attribute or element of anything, and hands nothing out.
+
+    Args:
+        nodes: all of it.
+    """
+    return not any(
+        isinstance(node, _HANDS_OUT) or (isinstance(node, ast.Attribute | ast.Subscript) and is_set(node))
+        for node in nodes
+    )
+
+
+def _attributes_of_self(node: ast.expr) -> set[str]:
+    attributes = (each for each in nodes_of(node) if isinstance(each, ast.Attribute))
+    return {each.attr for each in attributes if dotted(each).startswith("self.")}
 
 
 def _object_of(call: ast.Call) -> str:

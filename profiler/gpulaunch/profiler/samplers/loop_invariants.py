@@ -5,48 +5,46 @@
             old_logp = old(obs)[0].log_prob(act)
         ...
 
-Only what is certain by the words of the source counts: the loop sets and changes none of the objects that are read, and
-all that is called is known to give a result and do nothing else, or is a model that the loop does not train, and that
-draws no random numbers. Where a loop calls `backward`, it may take no gradients.
+Only what is certain by the words of the source counts. So all of the loop must be known: it sets only names, and calls
+only functions that give a result and do nothing else, models that are known, and what a training step needs. Where it
+trains, only what a copy of a model gives that nothing trains is the same, and no gradients may go through that.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.samplers.changed_objects import Changes, aliases_in, called_in, calls_between, reachable
-from gpulaunch.profiler.samplers.function_bodies import arguments_of, changed_by, is_plain_call, is_set, statements_in
-from gpulaunch.profiler.samplers.known_models import DRAWS, Models
-from gpulaunch.profiler.samplers.loops import (
-    BACKWARD,
-    Function,
-    calls_in,
-    imported_names,
-    last_name,
-    lines_of,
-    word_of,
+from gpulaunch.profiler.samplers.function_bodies import arguments_of, is_set, statements_in
+from gpulaunch.profiler.samplers.known_models import Models, sets_only_names
+from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, method_name
+from gpulaunch.profiler.samplers.syntax import (
+    assigned_in,
+    dotted,
+    is_without_gradients,
+    lines_without_gradients,
+    names_in,
+    nodes_of,
+    root_of,
+    times_read,
 )
-from gpulaunch.profiler.samplers.syntax import dotted, lines_without_gradients, nodes_of, root_of, words_in
-from gpulaunch.profiler.samplers.tensor_functions import (
-    COMPUTE,
-    OF_A_TENSOR,
-    ROOM,
-    SHAPES,
-    TRANSPOSED,
-    VIEWS,
-    only_computes,
-)
+from gpulaunch.profiler.samplers.tensor_functions import OF_A_TENSOR, ROOM, SHAPES, TRANSPOSED, VIEWS
 
 _Loop = ast.For | ast.While
-_KEEPS: Final = re.compile(r"\w*(?:cache|past|memo|buffer|history|queue|state|loader|generator|iter|env)\w*", re.I)
-"""Names of objects that may change though no statement says so."""
-_GIVES: Final = COMPUTE | VIEWS | SHAPES | {"log_prob", "entropy", "log_softmax", "argmax", "gather", "detach", "item"}
-"""Methods of tensors, and of distributions, that only give a result."""
+
+_OF_TRAINING: Final = frozenset({"step", "zero_grad", "backward"})
+_OF_LOOPS: Final = frozenset(
+    {
+        *("append", "item", "parameters", "print", "clip_grad_norm_", "clip_grad_value_", "time", "perf_counter"),
+        *("monotonic", "randperm", "randint", "rand", "randn", "rand_like", "randn_like"),
+    }
+)
+"""What a loop may call besides: it changes nothing that another line computes with."""
+_UNKNOWN: Final = (ast.Try, ast.Return, ast.Raise, ast.Continue, ast.Lambda, Function, ast.ClassDef, ast.Match)
+"""Statements by which a turn may leave out others, or end the loop as soon as one has succeeded."""
 _PLAIN: Final = (
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.keyword, ast.Starred),
 )
@@ -55,37 +53,38 @@ _MOST_DEPTH: Final = 4
 """Functions of the file that call each other and are followed."""
 
 
-@dataclass(frozen=True)
-class _Turns:
-    """What the turns of a loop change."""
-
-    names: frozenset[str]
-    """What they set."""
-    words: frozenset[str]
-    """Of the objects that they change."""
-    trains: bool
-    """They call `step`, as of an optimizer."""
-    goes_back: bool
-    """They call `backward`."""
-
-    def leave(self, node: ast.expr) -> bool:
-        """Whether they leave a named object as it is."""
-        words = words_in(node)
-        return self.names.isdisjoint(words) and self.words.isdisjoint(words) and not any(map(_KEEPS.fullmatch, words))
-
-
-_Known = Mapping[str, ast.expr]
-"""The arguments and the names of a function that are the same in every turn, and what the arguments are."""
-
-
 def invariants_of_loops(tree: ast.Module) -> dict[int, bool]:
     """Return the lines of loops that compute the same in every turn, and whether gradients go through what they do.
 
     Args:
         tree: of a file.
     """
-    loops = [node for node in nodes_of(tree) if isinstance(node, _Loop) and any(_candidates(node))]
-    return dict(_File(tree).lines(loops)) if loops else {}
+    functions = [node for node in nodes_of(tree) if isinstance(node, Function)]  # the innermost last
+    scopes: dict[_Loop, ast.AST] = {
+        node: scope
+        for scope in (tree, *functions)
+        for node in nodes_of(scope)
+        if isinstance(node, _Loop) and any(_statements(node.body))
+    }
+    file = _File(tree) if scopes else None
+    return {} if file is None else dict(line for loop, scope in scopes.items() for line in file.lines(loop, scope))
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """What the turns of a loop leave as it is."""
+
+    sets: frozenset[str] = frozenset()
+    """The names that they set, and of the lists that they add to."""
+    trains: bool = False
+
+    def leave(self, node: ast.expr) -> bool:
+        """Whether it is the same object, with the same values, in every turn."""
+        return self.sets.isdisjoint(names_in(node)) and (not self.trains or isinstance(node, ast.Name))
+
+
+_Known = Mapping[str, ast.expr]
+"""The arguments and the names of a function, and what the arguments are."""
 
 
 class _File:
@@ -93,67 +92,59 @@ class _File:
 
     def __init__(self, tree: ast.Module) -> None:
         nodes = nodes_of(tree)
-        functions = [node for node in nodes if isinstance(node, Function)]
-        self._calls = calls_between(functions)
-        self._changes = Changes(functions, self._calls)
-        self._imported = imported_names(tree)
-        self._without_gradients = lines_without_gradients(tree)
-        self._functions = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
-        self._methods_called: dict[str, set[str]] = {}
-        for function in functions:
-            self._methods_called.setdefault(function.name, set()).update(map(last_name, calls_in(function)))
         self._models = Models(tree)
-        self._views: dict[str, set[str]] = {}  # names of what may be the same memory
-        for word, values in self._models.made.items():
-            for of in filter(None, map(_viewed, values)):
-                self._views.setdefault(word, set()).add(of)
-                self._views.setdefault(of, set()).add(word)
+        self._functions = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
+        self._without_gradients = lines_without_gradients(tree)
+        self._arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
 
-    def lines(self, loops: Iterable[_Loop]) -> Iterator[tuple[int, bool]]:
-        """As `invariants_of_loops`, of some loops."""
-        for loop in loops:
-            turns = self._turns(loop)
-            for statement in _candidates(loop):
-                if self._is_repeated(statement, loop, turns):
-                    has_gradients = not self._is_without_gradients(statement)
-                    if not (has_gradients and turns.goes_back):
-                        yield from ((line, has_gradients) for line in lines_of(statement))
-
-    def _turns(self, loop: _Loop) -> _Turns:
+    def lines(self, loop: _Loop, scope: ast.AST) -> Iterator[tuple[int, bool]]:
+        """As `invariants_of_loops`, of one loop of a function, or of the module."""
         nodes = nodes_of(loop)
-        aliases = aliases_in(nodes)
-        words = {word for each in statements_in(loop.body) for word in self._changes.by(each, aliases)}
-        called = set(map(last_name, calls_in(loop)))
-        for function in reachable(called_in(nodes), self._calls):
-            called |= self._methods_called.get(function, set())
-        for call in calls_in(loop):
-            if not self._is_of_package(call.func):  # it may change what it is a method of, or what it is given
-                if isinstance(call.func, ast.Attribute) and call.func.attr not in _GIVES:
-                    words |= words_in(call.func.value)
-                if not self._is_known(call.func):
-                    words.update(word for each in call.args if dotted(each) for word in words_in(each))
-        words |= {name for node in nodes for name in changed_by(node)}
-        words = reachable(words - {"self"}, self._views)
-        if not self._models.weights.isdisjoint(words):
-            words |= self._models.words
-        names = {node.id for node in nodes if isinstance(node, ast.Name) and is_set(node)}
-        return _Turns(frozenset(names), frozenset(words), "step" in called, bool(BACKWARD & called))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        trains = not _OF_TRAINING.isdisjoint(map(last_name, calls))
+        if not self._is_known(nodes) or (not trains and any(isinstance(node, ast.Break) for node in nodes)):
+            return
+        sets = Counter(node.id for node in nodes if isinstance(node, ast.Name) and is_set(node))
+        appends = [call for call in calls if method_name(call) == "append"]
+        kept = {each.id for call in appends for each in call.args if isinstance(each, ast.Name)}
+        grown = {name for call in appends for name in names_in(call.func)}
+        turns, reads = _Turns(frozenset(sets) | grown, trains), times_read(nodes)
+        for statement in _statements(loop.body, sets):
+            names = {name for target in statement.targets for name in names_in(target)}
+            if not all(sets[name] == 1 for name in names) or not any(reads[name] for name in names - kept):
+                continue
+            if trains and not (self._is_without_gradients(statement) and self._is_of_copy(statement.value, scope)):
+                continue
+            if self._is_same(statement.value, turns, {}):
+                yield from ((line, not self._is_without_gradients(statement)) for line in lines_of(statement))
 
-    def _is_known(self, function: ast.expr) -> bool:
-        """Whether what is called changes what it is given only where the file says so: a function of it, or a model."""
-        name, word = dotted(function), word_of(function)
-        return name in self._functions or name in dir(builtins) or word in self._models.words | self._models.classes
-
-    def _is_repeated(self, statement: ast.Assign, loop: _Loop, turns: _Turns) -> bool:
-        """Whether a statement computes the same in every turn, and nothing else changes its result."""
-        targets = [
-            part for each in statement.targets for part in (each.elts if isinstance(each, ast.Tuple) else [each])
-        ]
-        names = {each.id for each in targets if isinstance(each, ast.Name)}
-        if len(names) != len(targets) or not self._is_same(statement.value, turns, {}):
+    def _is_known(self, nodes: Sequence[ast.AST]) -> bool:
+        """Whether nothing in a loop or a function may change what another line of it computes with."""
+        if not sets_only_names(nodes) or any(isinstance(node, _UNKNOWN) for node in nodes):
             return False
-        others = (each for each in statements_in(loop.body) if each is not statement)
-        return names.isdisjoint(word for each in others for word in self._changes.by(each, {}))
+        for node in nodes:
+            match node:
+                case (
+                    ast.AugAssign(value=ast.Constant()) | ast.AugAssign(value=ast.Call(func=ast.Attribute(attr="item")))
+                ):
+                    pass
+                case ast.AugAssign():
+                    return False  # the same tensor may have another name
+                case ast.withitem(context_expr=context) if not is_without_gradients(context):
+                    return False
+                case ast.Call() if not self._is_harmless(node):
+                    return False
+                case _:
+                    pass
+        return True
+
+    def _is_harmless(self, call: ast.Call) -> bool:
+        """Whether a call, its arguments apart, changes nothing that another line computes with."""
+        if last_name(call) in _OF_TRAINING | _OF_LOOPS or self._models.only_computes(call):
+            return True
+        if isinstance(call.func, ast.Name) and (function := self._functions.get(call.func.id)) is not None:
+            return self._only_computes(function, call, _Turns(), 0)
+        return self._models.gives_the_same(call.func)
 
     def _is_without_gradients(self, statement: ast.Assign) -> bool:
         """Whether all of it is computed without gradients, by itself or by the function that it calls."""
@@ -166,17 +157,30 @@ class _File:
             case _:
                 return False
 
+    def _is_of_copy(self, value: ast.expr, scope: ast.AST) -> bool:
+        """Whether it is computed with a model that nothing trains, of what has no other name in a function, and no
+        object of it has, such as an optimizer."""
+        names = names_in(value)
+        models = {each.id for each in nodes_of(value) if isinstance(each, ast.Name) and self._is_fixed(each)}
+        objects = (call for call in calls_in(scope) if last_name(call)[:1].isupper())
+        shared = {name for call in objects for part in (*call.args, *call.keywords) for name in names_in(part)}
+        for target, assigned in assigned_in(nodes_of(scope)):
+            if not isinstance(assigned, ast.Call):
+                shared |= names_in(target)
+        return len(models) > 0 and shared.isdisjoint(names - models)
+
+    def _is_fixed(self, node: ast.expr) -> bool:
+        return self._models.is_never_trained(node) and names_in(node).isdisjoint(self._arguments)
+
     def _is_same(self, node: ast.AST, turns: _Turns, known: _Known, depth: int = 0) -> bool:
         """Whether an expression gives the same in every turn; `known`: of the function of it."""
         match node:
             case ast.Constant():
                 return True
-            case ast.Name(id=name) if name in known:
-                return True
             case ast.Attribute(value=value, attr=name) if name in OF_A_TENSOR | TRANSPOSED:
                 return self._is_same(value, turns, known, depth)
             case ast.Name() | ast.Attribute() if dotted(node):
-                return self._is_of_package(node) or (root_of(node) not in known and turns.leave(node))
+                return root_of(node) in known or turns.leave(node)
             case ast.Call():
                 return self._gives_the_same(node, turns, known, depth)
             case _ if isinstance(node, _PLAIN):
@@ -186,32 +190,31 @@ class _File:
                 return False
 
     def _gives_the_same(self, call: ast.Call, turns: _Turns, known: _Known, depth: int) -> bool:
-        parts = [*call.args, *call.keywords]
-        if not is_plain_call(call) or not all(self._is_same(each, turns, known, depth) for each in parts):
+        if not all(self._is_same(each, turns, known, depth) for each in (*call.args, *call.keywords)):
             return False
         match call.func:
-            case ast.Attribute(attr=name) | ast.Name(id=name) if self._is_of_package(call.func):
-                return (
-                    name[:1].islower() and not name.endswith("_") and not any(map(DRAWS.fullmatch, words_in(call.func)))
-                )
             case ast.Name(id=name) if name in self._functions:
                 return depth < _MOST_DEPTH and self._only_computes(self._functions[name], call, turns, depth + 1)
-            case ast.Attribute(value=on, attr=name) if name in _GIVES:
-                return self._is_same(on, turns, known, depth)
-            case ast.Name(id=name) if name in known:
-                return self._is_fixed_model(known[name], turns)
-            case _:
-                return self._is_fixed_model(call.func, turns)
+            case function if self._models.only_computes(call):
+                on = function.value if isinstance(function, ast.Attribute) else None
+                return on is None or self._models.is_of_package(function) or self._is_same(on, turns, known, depth)
+            case function:
+                model = known.get(function.id, function) if isinstance(function, ast.Name) else function
+                return (
+                    self._is_fixed(model) if turns.trains else self._models.gives_the_same(model) and turns.leave(model)
+                )
 
     def _only_computes(self, function: ast.FunctionDef, call: ast.Call, turns: _Turns, depth: int) -> bool:
-        """Whether a function of the file only returns what it computes, of arguments that are the same."""
+        """Whether a function of the file only returns what it computes of its arguments."""
         known = dict(zip((each.arg for each in function.args.args), call.args, strict=False))
         known |= {each.arg: each.value for each in call.keywords if each.arg}
         if known.keys() != arguments_of(function):
             return False
         for statement in statements_in(function.body):
             match statement:
-                case ast.Expr(value=ast.Constant()) | ast.With():
+                case ast.Expr(value=ast.Constant()):
+                    pass
+                case ast.With(items=[item]) if is_without_gradients(item.context_expr):
                     pass
                 case ast.Return(value=value) if value is not None and self._is_same(value, turns, known, depth):
                     pass
@@ -221,38 +224,29 @@ class _File:
                     return False
         return True
 
-    def _is_fixed_model(self, node: ast.expr, turns: _Turns) -> bool:
-        """Whether it is a model that the turns do not train, and that gives the same for the same."""
-        word = word_of(node)
-        if not dotted(node) or not turns.leave(node) or root_of(node) in self._imported:
-            return False
-        return self._models.gives_the_same(word) and (not turns.trains or self._models.is_never_trained(word))
 
-    def _is_of_package(self, node: ast.expr) -> bool:
-        """Whether it is of a package that only computes with tensors: `torch.nn.functional.pad`."""
-        of = self._imported.get(root_of(node, views=False), "")
-        return of != "" and only_computes(of)
+def _statements(body: Iterable[ast.stmt], sets: Container[str] = ()) -> Iterator[ast.Assign]:
+    """The statements that each turn makes, and that may take time.
+
+    `sets`: names that the turns set; what depends on one of these is not made by each of them."""
+    for statement in body:
+        match statement:
+            case ast.Assign(value=value) if _computes(value):
+                yield statement
+            case ast.With():
+                yield from _statements(statement.body, sets)
+            case ast.If(test=test) if not any(calls_in(test)) and not any(name in sets for name in names_in(test)):
+                yield from _statements(statement.body, sets)
+            case _:
+                pass
 
 
-def _candidates(loop: _Loop) -> Iterator[ast.Assign]:
-    return (each for each in statements_in(loop.body) if isinstance(each, ast.Assign) and _computes(each.value))
+def _is_number(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and method_name(value) == "item")
 
 
 def _computes(value: ast.expr) -> bool:
     """Whether an expression may do more than give a part of something another form."""
-    return any(last_name(call) not in ROOM | VIEWS | SHAPES for call in calls_in(value)) or any(
+    return any(last_name(call) not in ROOM | VIEWS | SHAPES | {"clone"} for call in calls_in(value)) or any(
         isinstance(node, ast.MatMult) for node in nodes_of(value)
     )
-
-
-def _viewed(value: ast.expr) -> str:
-    """The word of the object that a value is, or is a part or a view of; empty: it is something else."""
-    while not dotted(value):
-        match value:
-            case ast.Subscript(value=of) | ast.Attribute(value=of):
-                value = of
-            case ast.Call(func=ast.Attribute(value=of, attr=name)) if name in VIEWS | {"detach"}:
-                value = of
-            case _:
-                return ""
-    return word_of(value)

@@ -10,39 +10,53 @@ self.up)` beside the frozen layer makes neither.
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 
-from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of
-from gpulaunch.profiler.samplers.syntax import dotted, nodes_of, times_read
+from gpulaunch.profiler.samplers.function_bodies import registered_buffer
+from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, word_of
+from gpulaunch.profiler.samplers.syntax import (
+    assigned_in,
+    dotted,
+    lines_without_gradients,
+    nodes_of,
+    times_read,
+    words_in,
+)
 
 
 def lines_of_merges(tree: ast.Module) -> set[int]:
-    """Return the lines of statements that add such a product to weights, only for a linear layer.
+    """Return the lines of statements that add such a product to frozen weights, only for one linear layer.
 
     Args:
         tree: of a file.
     """
-    return {line for node in nodes_of(tree) if isinstance(node, Function) for line in _lines_in(node)}
+    frozen = {word_of(to) for to, value in assigned_in(nodes_of(tree)) if "requires_grad_" in words_in(value)}
+    frozen |= set(map(registered_buffer, (node for node in nodes_of(tree) if isinstance(node, ast.stmt))))
+    functions = [node for node in nodes_of(tree) if isinstance(node, Function)] if frozen - {""} else []
+    return {line for each in functions for line in _lines_in(each, frozen)} - lines_without_gradients(tree)
 
 
-def _lines_in(function: Function) -> set[int]:
+def _lines_in(function: Function, frozen: Set[str]) -> set[int]:
     nodes = nodes_of(function)
+    loops = (node for node in nodes if isinstance(node, ast.For | ast.While))
+    repeated = {call for loop in loops for call in calls_in(loop)}
     layers = [call for call in calls_in(function) if last_name(call) == "linear" and len(call.args) > 1]
     reads = times_read(nodes)
     found = set[int]()
     for layer in layers:
         weights = layer.args[1]
-        if isinstance(weights, ast.Name) and reads[weights.id] == 1:
+        if isinstance(weights, ast.Name) and reads[weights.id] == 1 and layer not in repeated:
             sets = [node for node in nodes if isinstance(node, ast.Assign) and weights.id in map(dotted, node.targets)]
-            if len(sets) == 1 and _is_merged(sets[0].value):
+            if len(sets) == 1 and _is_merged(sets[0].value, frozen):
                 found.update(lines_of(sets[0]))
     return found
 
 
-def _is_merged(value: ast.expr) -> bool:
+def _is_merged(value: ast.expr, frozen: Set[str]) -> bool:
     """`self.weight + self.scale * (self.up @ self.down)`"""
     match value:
         case ast.BinOp(left=ast.Attribute() as weights, op=ast.Add(), right=added):
-            return dotted(weights) != "" and _is_product(added)
+            return word_of(weights) in frozen and _is_product(added)
         case _:
             return False
 

@@ -1,9 +1,10 @@
 """Finds in the source of a program what each rank computes for all ranks, to keep only its own part.
 
-    pictures = augment(pictures, drawn)
-    yield pictures[rank::world_size]
+    pictures = augment(pictures[rows])
+    yield pictures[rank::world_size], labels[rows[rank::world_size]]
 
-Not what is drawn at random, which keeps the ranks' generators alike, or what needs all elements, such as a sort.
+Only what is computed of samples whose indices are sliced by the rank, too: each of them is used alone then. What is
+drawn, sorted or gathered needs all elements.
 """
 
 from __future__ import annotations
@@ -65,11 +66,9 @@ def _is_part_of(value: ast.expr, of_rank: set[str]) -> bool:
 
 def _lines_in(scope: ast.AST, of_rank: set[str]) -> set[int]:
     nodes = nodes_of(scope)
-    kept = [
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and _is_slice(node.slice, of_rank)
-    ]
+    slices = [node for node in nodes if isinstance(node, ast.Subscript) and _is_slice(node.slice, of_rank)]
+    kept = [each.value for each in slices if isinstance(each.value, ast.Name)]
+    rows = {each.id for each in kept} | {name for each in slices for name in _indices_in(each.value)}
     found = set[int]()
     statements = list(statements_in(getattr(scope, "body", []))) if kept else []
     for at, statement in enumerate(statements):
@@ -79,11 +78,17 @@ def _lines_in(scope: ast.AST, of_rank: set[str]) -> set[int]:
                 following = next((each for each in statements[at + 1 :] if name in names_in(each)), None)
                 if isinstance(following, ast.Assign) and name in {word_of(each) for each in following.targets}:
                     reads = _reads_of(name, nodes_of(following))  # `x = x[mine]`: from there on it is another one
-                if reads and all(each in kept for each in reads):
+                if reads and all(each in kept for each in reads) and not rows.isdisjoint(_indices_in(value)):
                     found.update(lines_of(statement))
             case _:
                 pass
     return found
+
+
+def _indices_in(value: ast.expr) -> set[str]:
+    """`rows` of `self.pictures[rows]`."""
+    parts = (node.slice for node in nodes_of(value) if isinstance(node, ast.Subscript))
+    return {each.id for each in parts if isinstance(each, ast.Name)}
 
 
 def _reads_of(name: str, nodes: Iterable[ast.AST]) -> list[ast.Name]:

@@ -22,7 +22,7 @@ from gpulaunch.profiler.samplers.tensor_functions import VIEWS
 
 _ACCURACY: Final = re.compile(r"\w*accuracy\w*", re.IGNORECASE)
 _LOSS: Final = re.compile(r"\w*(?:loss|criterion|entropy|bce|mse|nll|backward)\w*", re.IGNORECASE)
-CHANGES: Final = re.compile(
+_CHANGES: Final = re.compile(
     r"\w*(?:step|update|attack|restore|load|train|eval|swap|perturb|requires_grad|set_|ema|average)\w*|append|extend"
 )
 """Functions after which the same call may give something else."""
@@ -210,7 +210,7 @@ def _forget(passes: dict[str, _Pass], statement: ast.stmt) -> None:
     nodes = nodes_of(statement)
     call = statement.value if isinstance(statement, ast.Expr) else None
     does_more = isinstance(call, ast.Call) and last_name(call) not in _HARMLESS_CALLS
-    if does_more or any(isinstance(node, ast.Call) and CHANGES.fullmatch(last_name(node)) for node in nodes):
+    if does_more or any(isinstance(node, ast.Call) and _CHANGES.fullmatch(last_name(node)) for node in nodes):
         passes.clear()
         return
     changed = {name for node in nodes for name in changed_by(node)}

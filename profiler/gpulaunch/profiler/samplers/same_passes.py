@@ -4,23 +4,24 @@
         return self.u_t(x, t) + self.u(x, t) * self.u_x(x, t)
 
 where each of the three calls `self.net(x, t)`, as in programs that compute derivatives one by one. One pass gives all
-of them. Told are only networks that give the same for the same, see `known_models`, in functions that change none.
+of them. Told are only networks that give the same for the same, see `known_models`, in functions that do nothing but
+compute: they set only names, once, and call such networks, each other, and functions that give a result.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from gpulaunch.profiler.samplers.changed_objects import calls_between, reachable
-from gpulaunch.profiler.samplers.function_bodies import is_set, is_special
 from gpulaunch.profiler.samplers.known_models import Models
-from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, last_name, lines_of, word_of
-from gpulaunch.profiler.samplers.repeated_passes import CHANGES
+from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import dotted, nodes_of
 
 _Statement = ast.Assign | ast.Return
+
+_COMPUTES: Final = (ast.Assign, ast.Return, ast.If)
 
 
 def lines_of_same_passes(tree: ast.Module) -> dict[int, int]:
@@ -39,62 +40,69 @@ class _File:
     def __init__(self, tree: ast.Module) -> None:
         functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
         times = Counter(each.name for each in functions)
-        calls = calls_between(functions)
-        changing = {each.name for each in functions if is_special(each) or any(map(_changes, calls_in(each)))}
         self._models = Models(tree)
-        self.functions = {
-            each.name: each
-            for each in functions
-            if times[each.name] == 1 and changing.isdisjoint(reachable([each.name], calls))
-        }
+        self.functions = {each.name: each for each in functions if times[each.name] == 1 and _only_sets_names(each)}
+        """Those that do nothing but compute."""
+        while left := [name for name, each in self.functions.items() if not all(map(self._is_known, calls_in(each)))]:
+            for name in left:
+                del self.functions[name]
 
     def lines_in(self, function: Function) -> Iterator[tuple[int, int]]:
         """As `lines_of_same_passes`, of one function."""
         made: list[tuple[str, _Statement]] = []
-        for statement in _sequence(function.body):
+        for statement in _sequence(function):
             for call in calls_in(statement):
-                made += ((run, statement) for run in set(self._runs(call, function, ())))
+                made += ((run, statement) for run in set(self._runs(call, ())))
         times = Counter(run for run, _ in made)
         for run, statement in made:
             if times[run] > 1:
                 yield from ((line, statement.lineno) for line in lines_of(statement))
 
-    def _runs(self, call: ast.Call, within: Function, following: Sequence[Function]) -> Iterator[str]:
-        """What a call runs, such as `net(x, t)`, in the names of the function that it is in."""
-        word = word_of(call.func)
+    def _is_known(self, call: ast.Call) -> bool:
+        is_gradient = last_name(call) == "grad" and self._models.is_of_package(call.func)
+        is_own = self._called(call) is not None or self._models.gives_the_same(call.func)
+        return is_gradient or is_own or self._models.only_computes(call)
+
+    def _called(self, call: ast.Call) -> Function | None:
+        """The function of the file, or the method of the object itself, that is called."""
+        name = dotted(call.func)
+        return self.functions.get(name.removeprefix("self.")) if name.count(".") == name.startswith("self.") else None
+
+    def _runs(self, call: ast.Call, following: Sequence[Function]) -> Iterator[str]:
+        """What a call runs, such as `self.net x t`, in the names of the function that it is in."""
         arguments = [dotted(each) for each in call.args]
-        if not dotted(call.func) or call.keywords or not all(arguments):
+        if call.keywords or not arguments or not all(arguments):
             return
-        if self._models.gives_the_same(word):
-            if arguments and all(_is_set_once(each, within) for each in arguments):
-                yield f"{word} {' '.join(arguments)}"
-        elif (called := self.functions.get(word)) is not None and called not in following:
+        if self._models.gives_the_same(call.func):
+            yield f"{dotted(call.func)} {' '.join(arguments)}"
+        elif (called := self._called(call)) is not None and called not in following:
             names = [each.arg for each in called.args.args if each.arg != "self"]
             given = dict(zip(names, arguments, strict=False))
-            for statement in _sequence(called.body):
+            for statement in _sequence(called):
                 for each in calls_in(statement):
-                    for run in self._runs(each, called, (*following, called)):
+                    for run in self._runs(each, (*following, called)):
                         yield from _translated(run, given)
 
 
-def _changes(call: ast.Call) -> bool:
-    return last_name(call) in BACKWARD or CHANGES.fullmatch(last_name(call)) is not None
+def _only_sets_names(function: Function) -> bool:
+    """Whether a function only gives values to names, each of them once, and returns one."""
+    statements = [node for node in nodes_of(function) if isinstance(node, ast.stmt) and node is not function]
+    targets = [each for node in statements if isinstance(node, ast.Assign) for each in node.targets]
+    names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    times = Counter(each.id if isinstance(each, ast.Name) else "" for each in names)
+    times.update(node.arg for node in nodes_of(function.args) if isinstance(node, ast.arg))
+    return all(isinstance(node, _COMPUTES) or _is_text(node) for node in statements) and all(
+        name and count == 1 for name, count in times.items()
+    )
 
 
-def _sequence(body: Iterable[ast.stmt]) -> Iterator[_Statement]:
-    """The statements of a function that one call of it makes, one after the other."""
-    for statement in body:
-        if isinstance(statement, ast.Assign | ast.Return):
-            yield statement
-        elif isinstance(statement, ast.With):
-            yield from _sequence(statement.body)
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _is_set_once(argument: str, function: Function) -> bool:
-    """Whether a name stands for one object in all of a function."""
-    root = argument.partition(".")[0]
-    sets = sum(isinstance(node, ast.Name) and node.id == root and is_set(node) for node in nodes_of(function))
-    return sets + sum(isinstance(node, ast.arg) and node.arg == root for node in nodes_of(function.args)) <= 1
+def _sequence(function: Function) -> Iterator[_Statement]:
+    """The statements of a function that each call of it may make, one after the other."""
+    return (each for each in function.body if isinstance(each, _Statement))
 
 
 def _translated(run: str, given: Mapping[str, str]) -> Iterator[str]:

@@ -228,27 +228,27 @@ def _read(file: str, until_s: float) -> _Source:
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
     source.is_read = True
-    steps = _unless_too_deep(lambda: functions_that_step(tree), dict[str, ast.FunctionDef]())
+    steps = _unless_it_fails(lambda: functions_that_step(tree), dict[str, ast.FunctionDef]())
 
     def makes_steps(loop: ast.AST) -> bool:
         return any(makes_step(call, steps) for call in calls_in(loop))
 
-    _unless_too_deep(lambda: _read_statements(source, tree), None)
-    source.after_backward = _unless_too_deep(lambda: lines_after_backward(tree, steps), source.after_backward)
-    source.loops = _unless_too_deep(lambda: loops_of(tree, makes_steps), source.loops)
-    source.elements = _unless_too_deep(lambda: loops_over_elements(tree), source.elements)
-    source.of_adam = _unless_too_deep(lambda: lines_of_adam(tree), source.of_adam)
-    source.for_metrics = _unless_too_deep(lambda: passes_for_metrics(tree), source.for_metrics)
-    source.idioms = _unless_too_deep(lambda: idioms_of(tree), source.idioms)
-    source.observers = _unless_too_deep(lambda: observers_of(tree), source.observers)
-    source.constants = _unless_too_deep(lambda: constants_of(tree), source.constants)
-    source.of_layers = _unless_too_deep(lambda: constants_of_layers(tree), source.of_layers)
-    for_all_ranks = _unless_too_deep(lambda: lines_for_all_ranks(tree), set[int]())
-    of_loops = _unless_too_deep(lambda: invariants_of_loops(tree), dict[int, bool]())
-    pairs = _unless_too_deep(lambda: lines_of_gathered_pairs(tree), dict[int, int]())
+    _unless_it_fails(lambda: _read_statements(source, tree), None)
+    source.after_backward = _unless_it_fails(lambda: lines_after_backward(tree, steps), source.after_backward)
+    source.loops = _unless_it_fails(lambda: loops_of(tree, makes_steps), source.loops)
+    source.elements = _unless_it_fails(lambda: loops_over_elements(tree), source.elements)
+    source.of_adam = _unless_it_fails(lambda: lines_of_adam(tree), source.of_adam)
+    source.for_metrics = _unless_it_fails(lambda: passes_for_metrics(tree), source.for_metrics)
+    source.idioms = _unless_it_fails(lambda: idioms_of(tree), source.idioms)
+    source.observers = _unless_it_fails(lambda: observers_of(tree), source.observers)
+    source.constants = _unless_it_fails(lambda: constants_of(tree), source.constants)
+    source.of_layers = _unless_it_fails(lambda: constants_of_layers(tree), source.of_layers)
+    for_all_ranks = _unless_it_fails(lambda: lines_for_all_ranks(tree), set[int]())
+    of_loops = _unless_it_fails(lambda: invariants_of_loops(tree), dict[int, bool]())
+    pairs = _unless_it_fails(lambda: lines_of_gathered_pairs(tree), dict[int, int]())
     source.in_vain = {line: (line, FOR_ALL_RANKS) for line in for_all_ranks}
     source.in_vain |= {line: (first, PAIRS_OF_ALL_RANKS) for line, first in pairs.items()}
-    passes = _unless_too_deep(lambda: lines_of_same_passes(tree), dict[int, int]())
+    passes = _unless_it_fails(lambda: lines_of_same_passes(tree), dict[int, int]())
     source.in_vain |= {line: (first, SAME_PASSES) for line, first in passes.items()}
     for line, has_gradients in of_loops.items():
         source.in_vain[line] = line, SAME_IN_LOOP if has_gradients else SAME_IN_LOOP_FORWARD
@@ -256,11 +256,12 @@ def _read(file: str, until_s: float) -> _Source:
     return source
 
 
-def _unless_too_deep(read: Callable[[], T], otherwise: T) -> T:
-    """What is read; something else where an expression is too deep, as a sum of hundreds of terms."""
+def _unless_it_fails(read: Callable[[], T], otherwise: T) -> T:
+    """What is read; something else where that fails: an expression is too deep, as a sum of hundreds of terms, or has a
+    form that we have not thought of. The other readings of the file count all the same."""
     try:
         return read()
-    except RecursionError:
+    except Exception:
         return otherwise
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.function_bodies import is_set
-from gpulaunch.profiler.samplers.loops import Function, lines_of, word_of
-from gpulaunch.profiler.samplers.syntax import dotted, nodes_of, words_in
+from gpulaunch.profiler.samplers.loops import Function, lines_of, method_name, word_of
+from gpulaunch.profiler.samplers.syntax import assigned_in, dotted, nodes_of, words_in
 
 _STATISTICS: Final = frozenset({"mean", "std", "var"})
 
@@ -34,9 +34,14 @@ def lines_of_statistics(tree: ast.Module) -> set[int]:
 
 
 def _lines_in(of: ast.ClassDef) -> set[int]:
-    methods = [each for each in of.body if isinstance(each, Function)]
-    counters = {word_of(node.target) for node in nodes_of(of) if isinstance(node, ast.AugAssign)} - {""}
-    stores = {store for method in methods for store in _filled_in(method, counters)}
+    methods = [each for each in of.body if isinstance(each, Function) and each.name != "__init__"]
+    nodes = [node for method in methods for node in nodes_of(method)]
+    counters = {word_of(node.target) for node in nodes if isinstance(node, ast.AugAssign)} - {""}
+    anew = {_attribute(target) for target, _ in assigned_in(nodes)}  # where the count begins again, or all is replaced
+    in_place = (node.func for node in nodes if isinstance(node, ast.Call) and method_name(node).endswith("_"))
+    anew |= {_attribute(function.value) for function in in_place if isinstance(function, ast.Attribute)}
+    counters -= {each.removeprefix("self.") for each in anew}
+    stores = {store for method in methods for store in _filled_in(method, counters)} - anew
     return {line for method in methods if stores for line in _statistics_in(method, stores)}
 
 
@@ -63,7 +68,7 @@ def _statistics_in(method: Function, stores: set[str]) -> Iterator[int]:
     }
     for node in nodes:
         match node:
-            case ast.Call(func=ast.Attribute(value=on, attr=name), args=[] | [ast.Constant(value=0)]) if (
+            case ast.Call(func=ast.Attribute(value=on, attr=name), args=[] | [ast.Constant(value=0)], keywords=[]) if (
                 name in _STATISTICS and (_store(on) in stores or word_of(on) in named)
             ):
                 yield from lines_of(node)

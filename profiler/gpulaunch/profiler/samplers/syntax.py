@@ -83,6 +83,11 @@ def root_of(node: ast.AST, *, views: bool = True) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def is_without_gradients(context: ast.expr) -> bool:
+    """Whether a context, or a decorator, is `torch.no_grad()` or the like."""
+    return not _NO_GRADIENTS.isdisjoint(words_in(context))
+
+
 def lines_without_gradients(tree: ast.Module) -> set[int]:
     """The lines inside `with torch.no_grad():` and the like, or in a function that it decorates."""
     found: set[int] = set()
@@ -93,7 +98,7 @@ def lines_without_gradients(tree: ast.Module) -> set[int]:
             around = node.decorator_list
         else:
             continue
-        if any(not _NO_GRADIENTS.isdisjoint(words_in(each)) for each in around):
+        if any(map(is_without_gradients, around)):
             found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return found
 
