@@ -1,4 +1,4 @@
-"""Merged adapters, statistics of a store, matrices of graphs, pairs of all ranks: far larger tensors than it needs."""
+"""Merged adapters, statistics and copies of a store, matrices of graphs, pairs of all ranks: tensors for nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from gpulaunch.profiler.samplers.dense_graphs import lines_of_products
 from gpulaunch.profiler.samplers.gathered_pairs import lines_of_gathered_pairs
 from gpulaunch.profiler.samplers.merged_adapters import lines_of_merges
+from gpulaunch.profiler.samplers.rolled_stores import lines_of_copies
 from gpulaunch.profiler.samplers.store_statistics import lines_of_statistics
 
 ADAPTER = """
@@ -165,3 +166,19 @@ def test_products_with_the_matrix_of_a_batch_of_graphs(was: str, now: str, lines
 def test_the_loss_of_the_pairs_of_all_ranks(was: str, now: str, lines: dict[int, int]) -> None:
     assert was in PAIRS
     assert lines_of_gathered_pairs(ast.parse(PAIRS.replace(was, now, 1) if was else PAIRS)) == lines
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("self.seen = torch.cat([self.seen, seen])[-SIZE:]", [1]),
+        ("setattr(self, name, torch.cat([getattr(self, name), rows])[-SIZE:])", [1]),
+        ("queue = np.concatenate((queue, rows))[-SIZE:]", [1]),
+        ("self.seen = torch.cat([self.seen, seen])", []),
+        ("self.seen = torch.cat([old, seen])[-SIZE:]", []),
+        ("tokens = torch.cat([tokens, new], 1)[:, -SIZE:]", []),
+        ("self.seen = self.seen[-SIZE:]", []),
+    ],
+)
+def test_stores_that_are_copied_to_add_a_few_rows(body: str, lines: list[int]) -> None:
+    assert sorted(lines_of_copies(ast.parse(body))) == lines

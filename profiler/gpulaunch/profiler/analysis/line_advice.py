@@ -26,6 +26,7 @@ from gpulaunch.profiler.record.line_calls import (
     PAIRS_OF_ALL_RANKS,
     PERMUTATION,
     PYTHON,
+    ROLLED,
     SAME_IN_LAYERS,
     SAME_IN_LOOP,
     SAME_IN_LOOP_FORWARD,
@@ -166,6 +167,8 @@ IN_PLACE_OF_CALLS: Final = {
     "and writes it: torch.optim.AdamW(groups, ..., fused=True) goes through it once.",
     ADAPTER: "This line adds an adapter of low rank to the weights before they are used; backward makes the gradient "
     "of the whole matrix: linear(x, weight) + scale * linear(linear(x, down), up) makes neither.",
+    ROLLED: "This line copies all rows of a store to add a few and to leave out the oldest: keep a position that goes "
+    "around, and write the new rows there (store[at % size] = rows).",
     STATISTICS: "This line computes statistics of all rows of a store, of which few have changed: keep the sum of the "
     "rows, and that of their squares, and change both where rows are added and replaced.",
     OBSERVES: "This hook computes statistics in every forward pass: remove it when they were taken (handle = "

@@ -20,6 +20,7 @@ from gpulaunch.profiler.record.line_calls import (
     PAIRS,
     PAIRS_FORWARD,
     PERMUTATION,
+    ROLLED,
     SINGULAR,
     SINGULAR_FORWARD,
     STATISTICS,
@@ -29,6 +30,7 @@ from gpulaunch.profiler.samplers.dense_graphs import lines_of_products
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.merged_adapters import lines_of_merges
 from gpulaunch.profiler.samplers.recurrent_cells import lines_of_cells
+from gpulaunch.profiler.samplers.rolled_stores import lines_of_copies
 from gpulaunch.profiler.samplers.store_statistics import lines_of_statistics
 from gpulaunch.profiler.samplers.syntax import lines_without_gradients, nodes_of, times_read, words_in
 
@@ -64,7 +66,7 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
             found.update(dict.fromkeys(lines_of(node), PERMUTATION))
     for lines, idiom in (
         *((lines_of_cells, CELL), (lines_of_attention, ATTENTION), (lines_of_merges, ADAPTER)),
-        *((lines_of_statistics, STATISTICS), (lines_of_products, GRAPH_MATRIX)),
+        *((lines_of_statistics, STATISTICS), (lines_of_products, GRAPH_MATRIX), (lines_of_copies, ROLLED)),
     ):
         found.update(dict.fromkeys(lines(tree), idiom))
     return found
