@@ -484,10 +484,9 @@ RULES: Final = (
         "that nothing in its file changes, and what the loop leaves as it is), in what a rank computes for all ranks, "
         "in a loop that takes tensors apart by `item`, in an operation for which another does far less (distances of "
         "all pairs through all their differences, a permutation of everything for a few, all singular values for the "
-        "largest one, Adam tensor by tensor, statistics or copies of a whole store, products with zeros, several passes "
-        "of a network on the same input), in a hook of a module that only computes statistics, in a second forward "
-        "pass only to compare its predictions, or always "
-        "with the GIL: torch releases it for each of "
+        "largest one, Adam tensor by tensor, statistics or copies of a whole store, products with zeros, several "
+        "passes of a network on the same input), in a hook of a module that only computes statistics, in a second "
+        "forward pass only to compare its predictions, or always with the GIL: torch releases it for each of "
         "its operations, so that line computes in Python, or in C that keeps it. Of torch, what copies, gathers or "
         "prints what could stay as it is, collectives of objects, and the order of samples, if about every batch "
         "begins an epoch (`next(iter(loader))`). The evidence names the call.",
