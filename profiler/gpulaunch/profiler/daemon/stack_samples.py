@@ -217,7 +217,7 @@ class StackSamples:
             return None
         for line, within in zip(lines, [*lines[1:], None], strict=False):
             place_within = None if within is None else (within.file, within.line)
-            if found := self._sources.in_vain(line.file, line.line, place_within):
+            if found := self._sources.repeated(line.file, line.line, place_within):
                 told, name = found
                 return replace(line, line=told, name=name)
         if not lines:

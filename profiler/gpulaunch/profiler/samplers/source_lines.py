@@ -14,27 +14,16 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
-from gpulaunch.profiler.record.line_calls import (
-    CONSTANT,
-    FOR_ALL_RANKS,
-    PAIRS_OF_ALL_RANKS,
-    SAME_IN_LAYERS,
-    SAME_IN_LOOP,
-    SAME_IN_LOOP_FORWARD,
-    SAME_PASSES,
-)
+from gpulaunch.profiler.record.line_calls import CONSTANT, SAME_IN_LAYERS
 from gpulaunch.profiler.samplers.adam_by_hand import lines_of_adam
 from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
-from gpulaunch.profiler.samplers.gathered_pairs import lines_of_gathered_pairs
-from gpulaunch.profiler.samplers.loop_invariants import invariants_of_loops
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
 from gpulaunch.profiler.samplers.observers import observers_of
-from gpulaunch.profiler.samplers.rank_slices import lines_for_all_ranks
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
-from gpulaunch.profiler.samplers.same_passes import lines_of_same_passes
+from gpulaunch.profiler.samplers.repeated_work import lines_of_repeated_work
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import dotted, forget_nodes, nodes_of
 from gpulaunch.profiler.samplers.tensor_idioms import idioms_of
@@ -109,7 +98,7 @@ class _Source:
     observers: set[int] = field(default_factory=set[int])
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     of_layers: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
-    in_vain: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    repeated: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -162,9 +151,9 @@ class SourceLines:
         without those that cannot be replaced by one operation: see `loops.loops_of`."""
         return self._source(file).loops.get(line, ())
 
-    def in_vain(self, file: str, line: int, within: tuple[str, int] | None) -> tuple[int, str] | None:
-        """Return whether a line computes the same in every call of its function, in those of several layers, or in
-        every turn of a loop, or what other ranks do: the line to tell, and one of `record.line_calls`.
+    def repeated(self, file: str, line: int, within: tuple[str, int] | None) -> tuple[int, str] | None:
+        """Return whether a line computes the same in every call of its function, in those of several layers, in every
+        turn of a loop, or what other ranks do: the line to tell, and one of `record.line_calls`.
 
         Args:
             file: as Python has it.
@@ -176,7 +165,7 @@ class SourceLines:
             ranges = lines.get(line, ())
             if any(not each or (within is not None and within[0] == file and within[1] in each) for each in ranges):
                 return line, name
-        return source.in_vain.get(line)
+        return source.repeated.get(line)
 
     def makes_one_hot(self, file: str, line: int) -> bool:
         """Whether a statement makes a one-hot matrix of floating-point numbers, which products need."""
@@ -243,15 +232,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.observers = _unless_it_fails(lambda: observers_of(tree), source.observers)
     source.constants = _unless_it_fails(lambda: constants_of(tree), source.constants)
     source.of_layers = _unless_it_fails(lambda: constants_of_layers(tree), source.of_layers)
-    for_all_ranks = _unless_it_fails(lambda: lines_for_all_ranks(tree), set[int]())
-    of_loops = _unless_it_fails(lambda: invariants_of_loops(tree), dict[int, bool]())
-    pairs = _unless_it_fails(lambda: lines_of_gathered_pairs(tree), dict[int, int]())
-    source.in_vain = {line: (line, FOR_ALL_RANKS) for line in for_all_ranks}
-    source.in_vain |= {line: (first, PAIRS_OF_ALL_RANKS) for line, first in pairs.items()}
-    passes = _unless_it_fails(lambda: lines_of_same_passes(tree), dict[int, int]())
-    source.in_vain |= {line: (first, SAME_PASSES) for line, first in passes.items()}
-    for line, has_gradients in of_loops.items():
-        source.in_vain[line] = line, SAME_IN_LOOP if has_gradients else SAME_IN_LOOP_FORWARD
+    source.repeated = _unless_it_fails(lambda: lines_of_repeated_work(tree), source.repeated)
     forget_nodes(tree)
     return source
 
