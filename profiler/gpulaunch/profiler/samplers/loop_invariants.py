@@ -124,11 +124,7 @@ class _File:
             return False
         for node in nodes:
             match node:
-                case (
-                    ast.AugAssign(value=ast.Constant()) | ast.AugAssign(value=ast.Call(func=ast.Attribute(attr="item")))
-                ):
-                    pass
-                case ast.AugAssign():
+                case ast.AugAssign(value=value) if not _is_number(value):
                     return False  # the same tensor may have another name
                 case ast.withitem(context_expr=context) if not is_without_gradients(context):
                     return False

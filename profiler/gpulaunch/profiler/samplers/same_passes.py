@@ -65,8 +65,11 @@ class _File:
 
     def _called(self, call: ast.Call) -> Function | None:
         """The function of the file, or the method of the object itself, that is called."""
-        name = dotted(call.func)
-        return self.functions.get(name.removeprefix("self.")) if name.count(".") == name.startswith("self.") else None
+        match call.func:
+            case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+                return self.functions.get(name)
+            case _:
+                return None
 
     def _runs(self, call: ast.Call, following: Sequence[Function]) -> Iterator[str]:
         """What a call runs, such as `self.net x t`, in the names of the function that it is in."""
