@@ -158,9 +158,9 @@ def test_anomaly_mode_costs_its_checks_in_backward_too(nodes: int, checks_ms: fl
     assert found.seconds_per_step == pytest.approx(0.3 * seen.step_s + checks_ms / 1e3)
 
 
-@pytest.mark.parametrize(("logging", "is_told"), [(19, False), (28, True)])
-def test_a_share_counts_without_its_standard_error(logging: int, *, is_told: bool) -> None:
-    """One `self.log` in a small Lightning step takes a twentieth, give or take a quarter of that."""
+@pytest.mark.parametrize(("logging", "is_told"), [(19, False), (28, False), (36, False), (38, True)])
+def test_a_tenth_of_the_step_is_a_loss_by_logging(logging: int, *, is_told: bool) -> None:
+    """One `self.log` in a small Lightning step takes 5 to 7 %, give or take a quarter of that."""
     seen = rank(samples=364, logged={"train.py:88": logging})
 
     assert rules(window(seen)) == ["logging-stall"] * is_told

@@ -26,6 +26,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     COPIED,
     EVERY_STEP,
     GRAPH_NODES,
+    LOGGED,
     LOOP_SHARE,
     LOST,
     LOST_MEASURED,
@@ -81,9 +82,10 @@ def logging_stall(window: Window) -> Iterator[Loss]:
     """Stack samples repeatedly show the training thread in logging, called from one line."""
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.logged, "samples_in_logging"):
-            yield replace(
-                found, advice="Log every N steps, or write in another thread (logging.handlers.QueueHandler)."
-            )
+            if found.seconds_per_step >= LOGGED.value * rank.step_s:
+                yield replace(
+                    found, advice="Log every N steps, or write in another thread (logging.handlers.QueueHandler)."
+                )
 
 
 def hot_line(window: Window) -> Iterator[Loss]:

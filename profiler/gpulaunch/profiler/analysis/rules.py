@@ -472,7 +472,7 @@ RULES: Final = (
         "two.",
         fix="Log every N steps, or through `logging.handlers.QueueHandler`.",
         suppressed="There are no stack samples (no py-spy, or no permission to trace), or too few.",
-        limits=(thresholds.LOST_MEASURED, thresholds.SAMPLES_OF_A_LINE, thresholds.SAMPLED_ERROR, thresholds.LONG_S),
+        limits=(thresholds.LOGGED, thresholds.SAMPLES_OF_A_LINE, thresholds.SAMPLED_ERROR, thresholds.LONG_S),
     ),
     Rule(
         id="hot-line",
