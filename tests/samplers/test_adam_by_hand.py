@@ -73,7 +73,7 @@ def test_adam_tensor_by_tensor_is_told_at_its_loop() -> None:
     ],
     ids=[
         *("LAMB", "RAdam", "a sign", "momentum alone", "a Hessian", "AdaBelief", "a projection", "a mask"),
-        *("NAdam", "Adagrad", "Padam", "no correction", "a mask in place", "arguments by name"),
+        *("NAdam", "Adagrad", "another power", "no correction", "a mask in place", "arguments by name"),
         *("no optimizer", "other parameters"),
     ],
 )
