@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from gpulaunch.profiler.samplers.known_models import Models
 from gpulaunch.profiler.samplers.loop_invariants import invariants_of_loops
 
 PPO = """
@@ -53,7 +54,8 @@ class Reader(nn.Module):
 def told(source: str) -> dict[str, bool]:
     imports = "import copy, torch\nimport numpy as np\nfrom torch import nn\nimport torch.nn.functional as F\n"
     lines = (imports + source).splitlines()
-    return {lines[line - 1].strip(): each for line, each in invariants_of_loops(ast.parse(imports + source)).items()}
+    tree = ast.parse(imports + source)
+    return {lines[line - 1].strip(): each for line, each in invariants_of_loops(tree, Models(tree)).items()}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from gpulaunch.profiler.samplers.known_models import Models
 from gpulaunch.profiler.samplers.same_passes import lines_of_same_passes
 
 DERIVATIVES = """
@@ -51,7 +52,8 @@ net = Net()
 def told(source: str) -> set[str]:
     source = "import torch\nfrom torch import nn\n" + source
     lines = source.splitlines()
-    return {lines[line - 1].strip() for line in lines_of_same_passes(ast.parse(source))}
+    tree = ast.parse(source)
+    return {lines[line - 1].strip() for line in lines_of_same_passes(tree, Models(tree))}
 
 
 def test_derivatives_that_each_run_the_network() -> None:

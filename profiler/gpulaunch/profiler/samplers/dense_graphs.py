@@ -32,7 +32,8 @@ def lines_of_products(tree: ast.Module) -> set[int]:
     }
     functions = [node for node in nodes_of(tree) if isinstance(node, Function)] if collates else []
     matrices = {name for each in functions if each.name in collates for name in _matrices_in(each)}
-    return {line for node in nodes_of(tree) if matrices and _factor(node) in matrices for line in _lines_of(node)}
+    products = (node for node in nodes_of(tree) if isinstance(node, ast.expr)) if matrices else ()
+    return {line for node in products if _factor(node) in matrices for line in lines_of(node)}
 
 
 def _matrices_in(collate: Function) -> Iterator[str]:
@@ -71,7 +72,7 @@ def _is_square(zeros: ast.Call) -> bool:
     return len(sizes) == 2 and ast.unparse(sizes[0]) == ast.unparse(sizes[1])
 
 
-def _factor(node: ast.AST) -> str:
+def _factor(node: ast.expr) -> str:
     """The name of the first factor of a product of matrices; empty: it is none."""
     match node:
         case ast.BinOp(left=left, op=ast.MatMult()):
@@ -82,7 +83,3 @@ def _factor(node: ast.AST) -> str:
             return word_of(left)
         case _:
             return ""
-
-
-def _lines_of(node: ast.AST) -> range:
-    return lines_of(node) if isinstance(node, ast.expr) else range(0)

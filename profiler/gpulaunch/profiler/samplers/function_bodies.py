@@ -6,12 +6,13 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, last_name
-from gpulaunch.profiler.samplers.syntax import nodes_of, root_of
+from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, last_name, lines_of
+from gpulaunch.profiler.samplers.syntax import nodes_of, root_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, FILLS, ROOM
 
 _REFUSED: Final = frozenset({"out", "generator", "requires_grad"})
 """Arguments with which a function does something else."""
+_NO_GRADIENTS: Final = frozenset({"no_grad", "inference_mode"})
 _SHARES: Final = frozenset({"data", "detach"})
 """What gives a buffer the memory of a parameter."""
 
@@ -78,3 +79,23 @@ def is_plain_call(call: ast.Call) -> bool:
 def is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
     """Whether a name, an attribute or a part is given a value, or deleted."""
     return not isinstance(node.ctx, ast.Load)
+
+
+def is_without_gradients(context: ast.expr) -> bool:
+    """Whether a context, or a decorator, is `torch.no_grad()` or the like."""
+    return not _NO_GRADIENTS.isdisjoint(words_in(context))
+
+
+def lines_without_gradients(tree: ast.Module) -> set[int]:
+    """The lines inside `with torch.no_grad():` and the like, or in a function that it decorates."""
+    found: set[int] = set()
+    for node in nodes_of(tree):
+        if isinstance(node, ast.With):
+            around: list[ast.expr] = [item.context_expr for item in node.items]
+        elif isinstance(node, ast.FunctionDef):
+            around = node.decorator_list
+        else:
+            continue
+        if any(map(is_without_gradients, around)):
+            found.update(lines_of(node))
+    return found

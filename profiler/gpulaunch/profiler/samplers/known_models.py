@@ -26,6 +26,8 @@ _LAYERS: Final = frozenset(
     }
 )
 _DISTRIBUTIONS: Final = frozenset({"Normal", "Categorical", "Independent"})
+_IN_PLACE: Final = frozenset({"eval", "requires_grad_"})
+"""Methods of a model that return it."""
 _PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
 _HANDS_OUT: Final = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await, ast.Delete)
 
@@ -70,18 +72,15 @@ class Models:
 
     def _is_made(self, value: ast.expr) -> bool:
         """Whether it is a model that a class of the file, or a layer of torch, has made: `Net().to(device)`."""
-        while isinstance(value, ast.Call) and method_name(value) in VIEWS | {"eval", "requires_grad_"}:
-            value = value.func.value if isinstance(value.func, ast.Attribute) else value
+        value = _before(value, VIEWS | _IN_PLACE)
         if not isinstance(value, ast.Call) or last_name(value) not in self._classes:
             return False
         return all(name in self._classes for name in map(last_name, calls_in(value)) if name[:1].isupper())
 
     def _is_copy(self, value: ast.expr) -> bool:
         """`copy.deepcopy(policy).eval()`"""
-        while isinstance(value, ast.Call) and method_name(value) in {"eval", "requires_grad_"}:
-            value = value.func.value if isinstance(value.func, ast.Attribute) else value
-        match value:
-            case ast.Call(args=[of]) if last_name(value) == "deepcopy":
+        match _before(value, _IN_PLACE):
+            case ast.Call(args=[of]) as call if last_name(call) == "deepcopy":
                 return word_of(of) in self._words
             case _:
                 return False
@@ -130,6 +129,13 @@ def sets_only_names(nodes: Iterable[ast.AST]) -> bool:
         isinstance(node, _HANDS_OUT) or (isinstance(node, ast.Attribute | ast.Subscript) and is_set(node))
         for node in nodes
     )
+
+
+def _before(value: ast.expr, methods: Set[str]) -> ast.expr:
+    """What some methods were called on, one after the other: `Net()` of `Net().to(device).eval()`."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in methods:
+        value = value.func.value
+    return value
 
 
 def _attributes_of_self(node: ast.expr) -> set[str]:

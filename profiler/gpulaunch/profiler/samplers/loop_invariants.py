@@ -18,14 +18,18 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.samplers.function_bodies import arguments_of, is_set, statements_in
+from gpulaunch.profiler.samplers.function_bodies import (
+    arguments_of,
+    is_set,
+    is_without_gradients,
+    lines_without_gradients,
+    statements_in,
+)
 from gpulaunch.profiler.samplers.known_models import Models, sets_only_names
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, method_name
 from gpulaunch.profiler.samplers.syntax import (
     assigned_in,
     dotted,
-    is_without_gradients,
-    lines_without_gradients,
     names_in,
     nodes_of,
     root_of,
@@ -53,11 +57,12 @@ _MOST_DEPTH: Final = 4
 """Functions of the file that call each other and are followed."""
 
 
-def invariants_of_loops(tree: ast.Module) -> dict[int, bool]:
+def invariants_of_loops(tree: ast.Module, models: Models) -> dict[int, bool]:
     """Return the lines of loops that compute the same in every turn, and whether gradients go through what they do.
 
     Args:
         tree: of a file.
+        models: of it.
     """
     functions = [node for node in nodes_of(tree) if isinstance(node, Function)]  # the innermost last
     scopes: dict[_Loop, ast.AST] = {
@@ -66,7 +71,7 @@ def invariants_of_loops(tree: ast.Module) -> dict[int, bool]:
         for node in nodes_of(scope)
         if isinstance(node, _Loop) and any(_statements(node.body))
     }
-    file = _File(tree) if scopes else None
+    file = _File(tree, models) if scopes else None
     return {} if file is None else dict(line for loop, scope in scopes.items() for line in file.lines(loop, scope))
 
 
@@ -90,9 +95,9 @@ _Known = Mapping[str, ast.expr]
 class _File:
     """What a file says of its functions and models."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, models: Models) -> None:
         nodes = nodes_of(tree)
-        self._models = Models(tree)
+        self._models = models
         self._functions = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
         self._without_gradients = lines_without_gradients(tree)
         self._arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}

@@ -12,12 +12,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Set
 
-from gpulaunch.profiler.samplers.function_bodies import registered_buffer
+from gpulaunch.profiler.samplers.function_bodies import lines_without_gradients, registered_buffer
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.syntax import (
     assigned_in,
     dotted,
-    lines_without_gradients,
     nodes_of,
     times_read,
     words_in,

@@ -13,6 +13,7 @@ from gpulaunch.profiler.record.line_calls import (
     SAME_PASSES,
 )
 from gpulaunch.profiler.samplers.gathered_pairs import lines_of_gathered_pairs
+from gpulaunch.profiler.samplers.known_models import Models
 from gpulaunch.profiler.samplers.loop_invariants import invariants_of_loops
 from gpulaunch.profiler.samplers.rank_slices import lines_for_all_ranks
 from gpulaunch.profiler.samplers.same_passes import lines_of_same_passes
@@ -24,9 +25,10 @@ def lines_of_repeated_work(tree: ast.Module) -> dict[int, tuple[int, str]]:
     Args:
         tree: of a file.
     """
+    models = Models(tree)
     found = {line: (line, FOR_ALL_RANKS) for line in lines_for_all_ranks(tree)}
     found |= {line: (first, PAIRS_OF_ALL_RANKS) for line, first in lines_of_gathered_pairs(tree).items()}
-    found |= {line: (first, SAME_PASSES) for line, first in lines_of_same_passes(tree).items()}
-    for line, has_gradients in invariants_of_loops(tree).items():
+    found |= {line: (first, SAME_PASSES) for line, first in lines_of_same_passes(tree, models).items()}
+    for line, has_gradients in invariants_of_loops(tree, models).items():
         found[line] = line, SAME_IN_LOOP if has_gradients else SAME_IN_LOOP_FORWARD
     return found

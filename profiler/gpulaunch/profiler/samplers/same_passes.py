@@ -24,23 +24,24 @@ _Statement = ast.Assign | ast.Return
 _COMPUTES: Final = (ast.Assign, ast.Return, ast.If)
 
 
-def lines_of_same_passes(tree: ast.Module) -> dict[int, int]:
+def lines_of_same_passes(tree: ast.Module, models: Models) -> dict[int, int]:
     """Return the lines of statements that run a network again on the same input, and the first line of each.
 
     Args:
         tree: of a file.
+        models: of it.
     """
-    file = _File(tree)
+    file = _File(tree, models)
     return {line: first for function in file.functions.values() for line, first in file.lines_in(function)}
 
 
 class _File:
     """Which functions of a file run which networks."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, models: Models) -> None:
         functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
         times = Counter(each.name for each in functions)
-        self._models = Models(tree)
+        self._models = models
         self.functions = {each.name: each for each in functions if times[each.name] == 1 and _only_sets_names(each)}
         """Those that do nothing but compute."""
         while left := [name for name, each in self.functions.items() if not all(map(self._is_known, calls_in(each)))]:

@@ -41,7 +41,7 @@ def _lines_in(of: ast.ClassDef) -> set[int]:
     in_place = (node.func for node in nodes if isinstance(node, ast.Call) and method_name(node).endswith("_"))
     anew |= {_attribute(function.value) for function in in_place if isinstance(function, ast.Attribute)}
     counters -= {each.removeprefix("self.") for each in anew}
-    stores = {store for method in methods for store in _filled_in(method, counters)} - anew
+    stores = {store for method in methods for store in _filled_in(method, counters)} - anew - {""}
     return {line for method in methods if stores for line in _statistics_in(method, stores)}
 
 
@@ -52,9 +52,11 @@ def _filled_in(method: Function, counters: set[str]) -> Iterator[str]:
         if isinstance(node, ast.Assign) and not counters.isdisjoint(words_in(node.value)):
             counters = counters | {each.id for each in node.targets if isinstance(each, ast.Name)}
     for node in nodes:
-        is_filled = isinstance(node, ast.Subscript) and is_set(node) and not counters.isdisjoint(words_in(node.slice))
-        if isinstance(node, ast.Subscript) and is_filled and (store := _attribute(node.value)):
-            yield store
+        match node:
+            case ast.Subscript(value=of, slice=at) if is_set(node) and not counters.isdisjoint(words_in(at)):
+                yield _attribute(of)
+            case _:
+                pass
 
 
 def _statistics_in(method: Function, stores: set[str]) -> Iterator[int]:

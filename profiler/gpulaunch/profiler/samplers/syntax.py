@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 _KEPT: Final = "nodes of gpulaunch"
-_NO_GRADIENTS: Final = frozenset({"no_grad", "inference_mode"})
 
 
 def nodes_of(node: ast.AST) -> Sequence[ast.AST]:
@@ -81,26 +80,6 @@ def root_of(node: ast.AST, *, views: bool = True) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript) or (views and isinstance(node, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def is_without_gradients(context: ast.expr) -> bool:
-    """Whether a context, or a decorator, is `torch.no_grad()` or the like."""
-    return not _NO_GRADIENTS.isdisjoint(words_in(context))
-
-
-def lines_without_gradients(tree: ast.Module) -> set[int]:
-    """The lines inside `with torch.no_grad():` and the like, or in a function that it decorates."""
-    found: set[int] = set()
-    for node in nodes_of(tree):
-        if isinstance(node, ast.With):
-            around: list[ast.expr] = [item.context_expr for item in node.items]
-        elif isinstance(node, ast.FunctionDef):
-            around = node.decorator_list
-        else:
-            continue
-        if any(map(is_without_gradients, around)):
-            found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return found
 
 
 def forget_nodes(tree: ast.AST) -> None:

@@ -27,12 +27,13 @@ from gpulaunch.profiler.record.line_calls import (
 )
 from gpulaunch.profiler.samplers.attention_steps import lines_of_attention
 from gpulaunch.profiler.samplers.dense_graphs import lines_of_products
+from gpulaunch.profiler.samplers.function_bodies import lines_without_gradients
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.merged_adapters import lines_of_merges
 from gpulaunch.profiler.samplers.recurrent_cells import lines_of_cells
 from gpulaunch.profiler.samplers.rolled_stores import lines_of_copies
 from gpulaunch.profiler.samplers.store_statistics import lines_of_statistics
-from gpulaunch.profiler.samplers.syntax import lines_without_gradients, nodes_of, times_read, words_in
+from gpulaunch.profiler.samplers.syntax import nodes_of, times_read, words_in
 
 _SQUARES: Final = frozenset({"pow", "square"})
 _NORMS: Final = frozenset({"norm", "vector_norm"})
