@@ -30,7 +30,7 @@ from healthy_node import (
 
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import CopyTotals
-from gpulaunch.profiler.record.line_calls import CONVERTS_LISTS
+from gpulaunch.profiler.record.line_calls import CONVERTS_LISTS, OTHER_RANKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,21 @@ def searching(*, in_vain: bool) -> dict[str, Any]:
         "site": "train.py:88",
         "searched_in_vain": in_vain,
     }
+
+
+def decoding_all(number: int) -> RankWindow:
+    """A rank whose dataset decodes the samples of all ranks before it drops those of others."""
+    return rank(
+        number,
+        phases_ms={"data_wait": 40.0},
+        loader=loader(workers=0, wait_ms=40.0),
+        workers=fetching(batches=0),
+        workers_cpu_s=0.0,
+        facts=facts(loader={"num_workers": 0}),
+        fetches=50,
+        fetching={"train.py:7": 45},
+        calls={"train.py:7": OTHER_RANKS},
+    )
 
 
 LINE = {"file": "train.py", "line": 88}
@@ -376,6 +391,13 @@ CASES: dict[str, Case] = {
         repaired=window(rank(fetches=50, fetching={"collate.py:7": 4}, calls={"collate.py:7": CONVERTS_LISTS})),
         saves_ms=36.0,
         **LOADER,
+    ),
+    "dataloader-samples-dropped": Case(
+        fault=window(decoding_all(0), decoding_all(1)),
+        repaired=window(*(rank(each, fetches=50, fetching={"train.py:7": 4}) for each in range(2))),
+        saves_ms=18.0,
+        file="train.py",
+        line=7,
     ),
     "dataloader-one-rank": Case(
         fault=window(

@@ -9,6 +9,8 @@ from healthy_node import HEALTHY_MS, MIB, OWN_MS, STEPS, facts, fetching, loader
 from rule_cases import CASES
 
 from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.analysis.fetch_lines import dropped_share
+from gpulaunch.profiler.record.line_calls import OTHER_PARTS, OTHER_RANKS, OTHER_WORKERS
 
 
 def test_batches_for_evaluation_are_not_counted_as_training() -> None:
@@ -188,3 +190,25 @@ def test_a_wait_for_a_sampler_is_not_one_for_workers() -> None:
 
     assert rules(window(rank(**waiting))) == ["dataloader-too-few-workers"]
     assert rules(window(rank(**{**waiting, **line}))) == ["hot-line"]
+
+
+def test_of_one_rank_no_samples_are_dropped() -> None:
+    """The line still holds the fetches, but nothing says what it calls."""
+    fault = CASES["dataloader-samples-dropped"].fault
+
+    (found,) = advise(replace(fault, ranks=fault.ranks[:1]))
+
+    assert found.rule == "dataloader-too-few-workers"
+    assert found.evidence["line_ratio"] == 0.9
+    assert "call" not in found.evidence
+
+
+@pytest.mark.parametrize(("whose", "kept"), [(OTHER_RANKS, 2), (OTHER_WORKERS, 4), (OTHER_PARTS, 8)])
+def test_what_is_dropped_is_what_each_of_the_others_keeps(whose: str, kept: int) -> None:
+    sampled = {"fetches": 50, "fetching": {"data.py:7": 45}, "calls": {"data.py:7": whose}}
+    one = rank(loader=loader(workers=4), **sampled)
+
+    share, place = dropped_share(one, window(one, replace(one, rank=1)))
+
+    assert share == pytest.approx(0.9 * (1 - 1 / kept))
+    assert (place.file, place.line) == ("data.py", 7)

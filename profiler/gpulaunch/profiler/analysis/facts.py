@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from gpulaunch.profiler.analysis.finding import NOWHERE, Place, place_of
-from gpulaunch.profiler.analysis.window import RankWindow
+from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _LARGEST: Final = 1e18
 
@@ -29,6 +29,11 @@ def text(facts: Mapping[str, Any], name: str) -> str:
     """Return the string under a name; empty if there is none."""
     value = facts.get(name)
     return value if isinstance(value, str) else ""
+
+
+def world_size(rank: RankWindow, window: Window) -> float:
+    """Return how many ranks train together with one."""
+    return number(section(rank.facts, "ddp"), "world_size") or len(window.over.ranks)
 
 
 def steps_by_closure(rank: RankWindow) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section, text
+from gpulaunch.profiler.analysis.facts import number, section, text, world_size
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
@@ -110,8 +110,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
             if call == ADAM:
                 found = replace(found, seconds_per_step=ADAM_SAVES.value * found.seconds_per_step)
             if call in (FOR_ALL_RANKS, PAIRS_OF_ALL_RANKS):
-                ranks = number(section(rank.facts, "ddp"), "world_size") or len(window.over.ranks)
-                found = replace(found, seconds_per_step=found.seconds_per_step * (1 - 1 / ranks))
+                others = 1 - 1 / world_size(rank, window)
+                found = replace(found, seconds_per_step=others * found.seconds_per_step)
             if call == ANOMALY:
                 found = replace(found, seconds_per_step=found.seconds_per_step + _nan_checks_s(rank))
             in_library = "." in call and call != CONVERTS

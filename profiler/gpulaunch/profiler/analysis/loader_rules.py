@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number, text
-from gpulaunch.profiler.analysis.fetch_lines import at_slow_line, converts_lists, slow_line
+from gpulaunch.profiler.analysis.fetch_lines import at_slow_line, converts_lists, dropped_share, slow_line
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss
 from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_needed
 from gpulaunch.profiler.analysis.thresholds import (
@@ -33,7 +33,7 @@ from gpulaunch.profiler.record import LoaderState, LoaderWorkers
 def too_few_workers(window: Window) -> Iterator[Loss]:
     """Training waits for fetches that more workers would do in parallel."""
     for rank, supply in _stalled(window, "no_workers", "prep", "fetch"):
-        if _is_unread(rank, supply):
+        if is_unread(rank, supply):
             continue
         if not supply.workers and loader_of(rank).get("holds"):
             continue  # forked workers would share it, such as a connection
@@ -58,7 +58,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
                 cheaper += f" Without it a step would take {1e3 * line_s:.3g} ms less, with workers "
                 cheaper += f"{1e3 * (supply.step_s - step_s):.3g} ms."
                 step_s = supply.step_s - line_s
-        loss = _loss(
+        loss = supply_loss(
             rank,
             supply,
             step_s,
@@ -89,7 +89,7 @@ def slow_storage(window: Window) -> Iterator[Loss]:
     for rank, supply in _stalled(window, "fetch"):
         step_s = supply.step_from_memory()
         if rank.workers is not None and _reads_storage(rank.workers) and _lost(supply, step_s):
-            yield _loss(
+            yield supply_loss(
                 rank,
                 supply,
                 step_s,
@@ -119,7 +119,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
             if plan is not None:
                 saved_ms = 1e3 * (supply.step_s - plan[1])
                 cores = f"There are cores for {plan[0]} workers, which alone would save {saved_ms:.3g} ms."
-            loss = _loss(
+            loss = supply_loss(
                 rank,
                 supply,
                 supply.own_s - supply.freed_s,
@@ -137,12 +137,12 @@ def _is_transform(supply: LoaderModel, step_s: float) -> bool:
 
 def _own_transform(rank: RankWindow, supply: LoaderModel, window: Window) -> Iterator[Loss]:
     """The training thread prepares the batches itself. A bound: even a cheaper transform would not be overlapped."""
-    if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
+    if is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
         return
     if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
         has_core = not supply.is_crowded and supply.workers_fitting(len(window.ranks)) >= 1
         why = "handing them over from a worker takes nearly as long" if has_core else "no core is free for a worker"
-        loss = _loss(
+        loss = supply_loss(
             rank,
             supply,
             supply.own_s,
@@ -162,7 +162,7 @@ def head_of_line(window: Window) -> Iterator[Loss]:
         blocked_s = rank.per_step_s(rank.loader.blocked_ns_total)
         step_s = max(supply.step_s - blocked_s, supply.step_with(supply.workers))
         if _lost(supply, step_s):
-            yield _loss(
+            yield supply_loss(
                 rank,
                 supply,
                 step_s,
@@ -180,7 +180,7 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
         handed_s = rank.per_step_s(rank.loader.transfer_ns_total) + supply.sending_s
         step_s = supply.own_s + supply.batches * supply.fetch_s
         if handed_s >= HANDOVER.value * supply.step_s and _lost(supply, step_s):
-            yield _loss(
+            yield supply_loss(
                 rank,
                 supply,
                 step_s,
@@ -197,7 +197,7 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
             continue
         workers = max(1, int(supply.cores) // len(window.ranks) - 1)
         step_s = supply.step_with(workers, fetch_s=supply.fetch_s * (1.0 - supply.runqueue_share))
-        yield _loss(
+        yield supply_loss(
             rank,
             supply,
             min(step_s, supply.step_s),
@@ -218,7 +218,7 @@ def locked_workers(window: Window) -> Iterator[Loss]:
             supply.step_with(supply.workers, fetch_s=supply.fetch_s * (1.0 - locked_share)) if supply.workers else 0.0
         )
         if supply.workers and locked_share >= HOLDS_FETCHES.value and _lost(supply, step_s):
-            loss = _loss(
+            loss = supply_loss(
                 rank,
                 supply,
                 step_s,
@@ -245,7 +245,7 @@ def pinned_workers(window: Window) -> Iterator[Loss]:
             is_bound = _exceeds_mask(window, workers * len(window.ranks))
         if is_bound and supply.cores is not None and _lost(supply, step_s):
             cores = _worker_cores(window)
-            yield _loss(
+            yield supply_loss(
                 rank,
                 supply,
                 step_s,
@@ -326,37 +326,17 @@ def _copying_pages_s(rank: RankWindow, loader: LoaderState) -> float:
     return max(0.0, min(longer_s, PAGE_FAULT_US.value / 1e6 * loader.shared_faults / loader.restarts))
 
 
-def converted_lists(window: Window) -> Iterator[Loss]:
-    """What collates converts lists of numbers, one by one."""
-    for rank in window.ranks:
-        supply, share = LoaderModel.of(rank, window), converts_lists(rank)
-        if supply is None or not share or _is_unread(rank, supply):
-            continue
-        fetched_s = supply.step_s - supply.own_s if supply.workers else rank.phase_s("data_wait")
-        lost_s = min(share * (supply.step_s if supply.workers else fetched_s), fetched_s)
-        if lost_s >= LOST.value * supply.step_s:
-            yield _loss(
-                rank,
-                supply,
-                supply.step_s - lost_s,
-                advice="The samples of the dataset have lists of Python numbers, which what collates converts one by "
-                f"one: that is {share:.0%} of a fetch. Return NumPy arrays or tensors (torch.from_numpy, "
-                'dataset.with_format("torch")).',
-                converting_ratio=share,
-            )
-
-
 def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderModel]]:
     for rank in window.ranks:
         if (supply := LoaderModel.of(rank, window)) is None or supply.kind not in kinds:
             continue
-        if converts_lists(rank):
-            continue  # `converted_lists` reports it
+        if converts_lists(rank) or dropped_share(rank, window)[0]:
+            continue  # `fetch_rules` reports it
         if dispatch_of(window, rank) is None:  # else `one_rank_fetches` reports it
             yield rank, supply
 
 
-def _is_unread(rank: RankWindow, supply: LoaderModel) -> bool:
+def is_unread(rank: RankWindow, supply: LoaderModel) -> bool:
     """Whether the loader has workers whose queue cannot be read."""
     return not supply.workers and bool(number(loader_of(rank), "num_workers"))
 
@@ -388,9 +368,10 @@ def _lost(supply: LoaderModel, step_s: float) -> bool:
     return supply.step_s - step_s >= LOST.value * supply.step_s
 
 
-def _loss(
+def supply_loss(
     rank: RankWindow, supply: LoaderModel, step_s: float, *, advice: str, confidence: float = DERIVED, **evidence: float
 ) -> Loss:
+    """A loss of a rank at its loader, if a step could take `step_s` seconds instead; with the figures of the supply."""
     return Loss(
         rank=rank.rank,
         seconds_per_step=supply.step_s - step_s,

@@ -227,6 +227,17 @@ EXAMPLES: Final = {
         'is 90% of a fetch. Return NumPy arrays or tensors (torch.from_numpy, dataset.with_format("torch")).',
         cure='        return {"values": self.beats[i], "label": self.labels[i]}  # a NumPy array',
     ),
+    "dataloader-samples-dropped": Example(
+        program="class Sweeps(IterableDataset):\n"
+        "    def __iter__(self):\n"
+        "        for number, sweep in enumerate(self.sweeps):\n"
+        "            grid = decode(sweep)\n"
+        "            if number % self.world_size == self.rank:\n"
+        "                yield grid",
+        prints="This line prepares samples before those of other ranks or workers are dropped: that is 45% of a fetch. "
+        "Drop them first, by their number, or give each its own files.",
+        cure="            if number % self.world_size == self.rank:\n                yield decode(sweep)",
+    ),
     "dataloader-one-rank": Example(
         program="accelerator = Accelerator()\n"
         "loader = accelerator.prepare(DataLoader(Clips(), batch_size=8))  # an IterableDataset\n"

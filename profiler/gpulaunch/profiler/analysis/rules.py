@@ -12,6 +12,7 @@ from gpulaunch.profiler.analysis import (
     collective_rules,
     compute_rules,
     dispatch_rules,
+    fetch_rules,
     gil_rules,
     line_rules,
     loader_rules,
@@ -370,13 +371,26 @@ RULES: Final = (
     ),
     Rule(
         id="dataloader-lists",
-        judge=loader_rules.converted_lists,
+        judge=fetch_rules.converted_lists,
         problem="The samples of a dataset have lists of Python numbers, which are converted one by one.",
         evidence="Stack samples of fetches inside torch's `default_collate`, or that of Transformers, unless they "
         "stack tensors.",
         costs="Their share of the data wait; with workers, of the step as far as it waits for these.",
         fix='NumPy arrays or tensors as the samples; with the package datasets, `with_format("torch")`.',
         suppressed="The program's own function collates: `dataloader-slow-transform` names its line.",
+        limits=(thresholds.HOLDS_FETCHES, thresholds.SAMPLES_OF_A_LINE, thresholds.LOST),
+    ),
+    Rule(
+        id="dataloader-samples-dropped",
+        judge=fetch_rules.dropped_samples,
+        problem="An iterable dataset prepares the samples of all ranks or workers, and drops those of the others.",
+        evidence="Stack samples of fetches in lines of a loop before `if number % world_size != rank: continue` or the "
+        "like, or of a generator that `itertools.islice` takes every n-th sample of; only where neither the choice nor "
+        "another sample needs what they compute, by the words of the source.",
+        costs="Of their share of the data wait the part of the others: 1 - 1 / ranks, or workers, or both; with "
+        "workers, of the step as far as it waits for these.",
+        fix="Decide which samples are its own before they are read or decoded; or give each its own files.",
+        suppressed="There is one rank or worker. The lines hold less than a third of the fetches.",
         limits=(thresholds.HOLDS_FETCHES, thresholds.SAMPLES_OF_A_LINE, thresholds.LOST),
     ),
     Rule(

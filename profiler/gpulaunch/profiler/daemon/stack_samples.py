@@ -139,7 +139,10 @@ class StackSamples:
             lines, is_locked = [Call(frame.file, frame.line, CONVERTS_LISTS)], False
         else:
             is_locked = False
-        calls = {self._shown(place, line.file, line.line): line.name for line in lines}
+        calls = {
+            self._shown(place, line.file, line.line): self._sources.drops(line.file, line.line) or line.name
+            for line in lines
+        }
         self.tally.add_fetch(place.rank, calls, is_locked=is_locked)
 
     def _waits_for_gil(

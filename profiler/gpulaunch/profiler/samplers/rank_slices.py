@@ -19,7 +19,7 @@ from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lin
 from gpulaunch.profiler.samplers.syntax import assigned_in, names_in, nodes_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import NUMBERS, ROOM, SHAPES, VIEWS
 
-_RANK: Final = frozenset({"rank", "local_rank", "global_rank", "world_rank", "get_rank", "RANK", "process_index"})
+RANK_WORDS: Final = frozenset({"rank", "local_rank", "global_rank", "world_rank", "get_rank", "RANK", "process_index"})
 _DISTRIBUTED: Final = frozenset({"init_process_group", "get_rank", "process_index", "RANK", "LOCAL_RANK"})
 _OF_ALL: Final = re.compile(
     r"\w*(?:rand|shuffle|sample|draw|multinomial|choice|perm|sort|topk|unique|cumsum|balance|pack|group|gather|reduce"
@@ -50,7 +50,7 @@ def lines_for_all_ranks(tree: ast.Module) -> set[int]:
 
 def _words_of_rank(tree: ast.Module) -> set[str]:
     """The names of the rank, and of slices and numbers that are computed from it alone: `self.mine`."""
-    found = set(_RANK)
+    found = set(RANK_WORDS)
     assigned = list(assigned_in(nodes_of(tree)))
     for _ in range(2):  # `first = rank * 32`, `mine = slice(first, first + 32)`
         found.update(word_of(target) for target, value in assigned if _is_part_of(value, found))
@@ -102,7 +102,7 @@ def _is_slice(index: ast.expr, of_rank: set[str]) -> bool:
         case ast.Slice(lower=ast.expr() as first, upper=upper, step=step):
             return (upper is not None or step is not None) and _is_part_of(first, of_rank)
         case ast.Name() | ast.Attribute():
-            return word_of(index) not in _RANK and _is_part_of(index, of_rank)
+            return word_of(index) not in RANK_WORDS and _is_part_of(index, of_rank)
         case _:
             return False
 

@@ -19,6 +19,7 @@ from gpulaunch.profiler.samplers.adam_by_hand import lines_of_adam
 from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
+from gpulaunch.profiler.samplers.dropped_samples import lines_of_dropped_samples
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
 from gpulaunch.profiler.samplers.observers import observers_of
@@ -99,6 +100,7 @@ class _Source:
     constants: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     of_layers: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     repeated: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    dropping: dict[int, str] = field(default_factory=dict[int, str])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -191,6 +193,10 @@ class SourceLines:
         """Which operation on tensors a line does for which another does far less, see `tensor_idioms`; empty: none."""
         return self._source(file).idioms.get(line, "")
 
+    def drops(self, file: str, line: int) -> str:
+        """Return whose samples a line prepares that are dropped then, see `dropped_samples`; empty: it does not."""
+        return self._source(file).dropping.get(line, "")
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -233,6 +239,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.constants = _unless_it_fails(lambda: constants_of(tree), source.constants)
     source.of_layers = _unless_it_fails(lambda: constants_of_layers(tree), source.of_layers)
     source.repeated = _unless_it_fails(lambda: lines_of_repeated_work(tree), source.repeated)
+    source.dropping = _unless_it_fails(lambda: lines_of_dropped_samples(tree), source.dropping)
     forget_nodes(tree)
     return source
 

@@ -51,6 +51,14 @@ def assigned_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]
                         yield target, node.value
 
 
+def names_set(statement: ast.stmt) -> set[str]:
+    """The names that an assignment sets; empty: it sets something else, too."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    parts = [part for each in targets for part in (each.elts if isinstance(each, ast.Tuple) else [each])]
+    names = {each.id for each in parts if isinstance(each, ast.Name)}
+    return names if all(isinstance(each, ast.Name) for each in parts) else set()
+
+
 def times_read(nodes: Iterable[ast.AST]) -> Counter[str]:
     """How often each name is read in a part of a tree; `nodes`: all of it."""
     return Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
