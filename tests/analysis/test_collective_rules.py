@@ -51,6 +51,7 @@ def test_passes_that_need_each_other_or_no_other_rank_are_no_accumulation() -> N
     apart, added = (facts(ddp=ddp, graph={"nodes": 90, "accumulates": adds}) for adds in (False, True))
     assert rules(window(rank(facts=apart, **reduces))) == []
     assert rules(window(rank(facts=added, **reduces))) == ["reduced-in-accumulation"]
+    assert rules(window(rank(facts=added, **reduces, backward={"train.py:7": 9, "train.py:9": 8}))) == []
     assert rules(window(rank(facts=facts(ddp={**ddp, "world_size": 1}), **reduces))) == []
     small = CASES["small-collectives"].fault
     closures = [replace(each, facts=facts(precision={"optimizer": "LBFGS"})) for each in small.ranks]

@@ -32,10 +32,14 @@ class Stream(IterableDataset):
     def __init__(self, blobs, rank, world_size):
         self.blobs, self.rank, self.world_size = blobs, rank, world_size
         self.transform = transforms.Compose([transforms.ToTensor()])
-        self.scale = Online()
+        self.scale, self.codec, self.seen = Online(), Codec(), {{}}
 
     def tokens(self, text):
         return [float(word) for word in text.split()]
+
+    @property
+    def fresh(self):
+        return next(self.numbers)
 
     def counted(self, text):
         self.seen += 1
@@ -72,7 +76,7 @@ def in_loop(body: str) -> str:
         "pixels = self.transform(zlib.decompress(blob))",
         "pixels = self.tokens(blob.text)",
         "pixels = np.load(io.BytesIO(blob))",
-        "pixels = [decode(part) for part in blob.parts]",
+        "pixels = [decode(part) for part in blob.split(4)]",
     ],
 )
 def test_what_is_prepared_before_the_samples_of_other_ranks_are_dropped_is_told(prepares: str) -> None:
@@ -132,6 +136,13 @@ def test_a_generator_that_prepares_all_samples_is_told(taken: str) -> None:
         f"pixels = self.augment(blob)\n{DROPS}",
         f"pixels = self.rng.normal(blob)\n{DROPS}",
         f"pixels = pickle.load(self.handle)\n{DROPS}",
+        f"pixels = self.codec.decode(blob)\n{DROPS}",
+        f"codec = self.codec\npixels = codec.decode(blob)\n{DROPS}",
+        f"pixels = self.seen.setdefault(blob, k)\n{DROPS}",
+        f"pixels = float(self.fresh)\n{DROPS}",
+        f"pixels = np.maximum(blob, peak, peak)\n{DROPS}",
+        f"pixels = np.stack([*blob])\n{DROPS}",
+        f"pixels = max(blob)\n{DROPS}",
         f"pixels = self.scale(blob)\n{DROPS}",
         f"pixels = list(blob)\n{DROPS}",
         f"pixels = [decode(part) for part in blob]\n{DROPS}",

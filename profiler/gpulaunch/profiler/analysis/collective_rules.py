@@ -16,6 +16,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     LOST,
     LOST_MEASURED,
     REDUCTIONS,
+    SECOND_LINE,
     SMALL_COLLECTIVES,
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
@@ -76,6 +77,8 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
             continue  # of several modules, each may have a backward pass of its own
         if steps_by_closure(rank) or section(rank.facts, "graph").get("accumulates") is False:
             continue  # each pass has a use of its own: the first of SAM says where the second one begins
+        if _backward_lines(rank) > 1:
+            continue  # so may these: that of an adversary's samples begins where the gradients of the first one lead
         if number(ddp, "world_size") == 1:
             continue  # there is no other rank to send gradients to
         overlap_s = 0.0
@@ -97,6 +100,12 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
             "Use model.no_sync() around the forward and backward passes of all but the last micro-batch: "
             f"the gradients are reduced {reductions:.0f} times per step, and needed once.",
         )
+
+
+def _backward_lines(rank: RankWindow) -> int:
+    """How many lines of the program have a part in the samples of backward passes that is more than a chance."""
+    most = max(rank.backward.values(), default=0)
+    return sum(count >= SECOND_LINE.value * most for count in rank.backward.values())
 
 
 def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:

@@ -447,9 +447,13 @@ RULES: Final = (
         fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
         "Accelerate, `accelerator.accumulate(model)`; with FSDP2, `model.set_requires_gradient_sync(False)`.",
         suppressed="There are several modules of DistributedDataParallel, or several optimizers, which may have a "
-        "backward pass each; passes need each other (`LBFGS`, or no pass adds to the gradients of another one, as in "
-        "SAM); there is one rank; or FSDP trains on a GPU, where its collectives are not on the training thread.",
-        limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
+        "backward pass each; passes may need each other (`LBFGS`; no pass adds to the gradients of another one, as in "
+        "SAM; they begin at several lines, as in adversarial training); there is one rank; or FSDP trains on a GPU, "
+        "where its collectives are not on the training thread.",
+        limits=(
+            *(thresholds.REDUCTIONS, thresholds.SECOND_LINE, thresholds.LOST_MEASURED, thresholds.BUSY),
+            thresholds.LONG_S,
+        ),
     ),
     Rule(
         id="unused-parameters-searched",

@@ -233,6 +233,12 @@ SMALL_COLLECTIVES: Final = Limit(
     unit="per step",
     why="a single one may only wait for late ranks, which the next one would wait for instead",
 )
+SECOND_LINE: Final = Limit(
+    name="second backward line",
+    value=0.2,
+    unit="share",
+    why="of the samples of the first line: two passes through the same model take about as long as each other",
+)
 REDUCTIONS: Final = Limit(
     name="reductions of the gradients",
     value=2,

@@ -19,7 +19,7 @@ from gpulaunch.profiler.samplers.function_bodies import is_set, statements_in
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.sample_expressions import Expressions, Scope
 from gpulaunch.profiler.samplers.sample_parts import Parts
-from gpulaunch.profiler.samplers.syntax import names_in, names_set, nodes_of, words_in
+from gpulaunch.profiler.samplers.syntax import dotted, names_in, names_set, nodes_of, words_in
 
 
 def lines_of_dropped_samples(tree: ast.Module) -> dict[int, str]:
@@ -34,12 +34,12 @@ def lines_of_dropped_samples(tree: ast.Module) -> dict[int, str]:
         return {}
     file = _File(tree)
     found: dict[int, str] = {}
-    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef) and not _has_other_ends(node)):
         for loop in _loops_in(function):
             found |= file.of_loop(loop, function)
-    for call in calls_in(tree):
-        if last_name(call) == "islice" and (whose := file.slices(call)):
-            found |= dict.fromkeys(file.lines_of_source(call.args[0]), whose)
+        for call in calls_in(function):
+            if last_name(call) == "islice" and (whose := file.slices(call)):
+                found |= dict.fromkeys(file.lines_of_source(call.args[0]), whose)
     return found
 
 
@@ -49,7 +49,8 @@ class _File:
     def __init__(self, tree: ast.Module) -> None:
         nodes = nodes_of(tree)
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and not node.decorator_list]
-        words = Counter(map(word_of, (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))))
+        used = (node for node in nodes if isinstance(node, ast.Attribute | ast.Name) and not is_set(node))
+        words = Counter(map(word_of, used))
         self._used_once = {each.name: each for each in functions if words[each.name] == 1}
         self._expressions, self._parts = Expressions(tree), Parts(tree)
 
@@ -81,9 +82,10 @@ class _File:
                 return ""
         for side in (compared.left, *compared.comparators):
             match side:
-                case ast.BinOp(ast.Name(number), ast.Mod()) if number in _numbers_of(loop, at):
-                    is_last = at == len(loop.body) - 1
-                    leaves_out = isinstance(compared.ops[0], ast.NotEq) and isinstance(body[0], ast.Continue)
+                case ast.BinOp(ast.Name(number), ast.Mod()) if number in _numbers_of(loop):
+                    is_last = all(map(_is_count, loop.body[at + 1 :]))
+                    leaves_out = isinstance(compared.ops[0], ast.NotEq) and isinstance(body[-1], ast.Continue)
+                    leaves_out = leaves_out and all(map(_is_count, body[:-1]))
                     keeps = isinstance(compared.ops[0], ast.Eq) and is_last and any(map(_yielded, body))
                     return self._parts.whose(compared) if leaves_out or keeps else ""
                 case _:
@@ -102,9 +104,11 @@ class _File:
         """The lines that prepare a sample in the generator of the file from which alone a loop has its samples."""
         while isinstance(iterated, ast.Call) and last_name(iterated) == "enumerate" and iterated.args:
             iterated = iterated.args[0]
-        name = last_name(iterated) if isinstance(iterated, ast.Call) else ""
+        name = dotted(iterated.func).removeprefix("self.") if isinstance(iterated, ast.Call) else ""
         function = self._used_once.get(name)
-        if function is None or sum(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes_of(function)) != 1:
+        if function is None or _has_other_ends(function):
+            return
+        if sum(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes_of(function)) != 1:
             return
         for loop in _loops_in(function):
             last = len(loop.body) - 1
@@ -135,17 +139,19 @@ class _File:
                 case ast.If(test=test, body=[ast.Continue()], orelse=[]):
                     if self._parts.whose(test) or not self._expressions.is_known(test, scope):
                         return False
-                case ast.AugAssign(target=ast.Name(), value=ast.Constant()):
-                    pass
                 case _:
-                    return False
+                    if not _is_count(each):
+                        return False
         return True
 
 
+def _has_other_ends(function: ast.FunctionDef) -> bool:
+    """Whether a function says what to do at an error, which all ranks may have to meet, or sets names of others."""
+    kinds = ast.ExceptHandler | ast.Global | ast.Nonlocal
+    return "suppress" in words_in(function) or any(isinstance(node, kinds) for node in nodes_of(function))
+
+
 def _loops_in(function: ast.FunctionDef) -> Iterator[ast.For]:
-    """The loops of a function; none where it says what to do at an error, or sets names of others."""
-    if any(isinstance(node, ast.ExceptHandler | ast.Global | ast.Nonlocal) for node in nodes_of(function)):
-        return iter(())
     return (each for each in statements_in(function.body) if isinstance(each, ast.For))
 
 
@@ -157,10 +163,18 @@ def _yielded(statement: ast.stmt) -> ast.expr | None:
             return None
 
 
-def _numbers_of(loop: ast.For, at: int) -> set[str]:
-    """The names that count the turns of a loop, before one of its statements."""
-    changed = (each.target for each in loop.body[:at] if isinstance(each, ast.AugAssign))
-    counts = {each.id for each in changed if isinstance(each, ast.Name)}
+def _is_count(statement: ast.stmt) -> bool:
+    """`number += 1`."""
+    match statement:
+        case ast.AugAssign(target=ast.Name(), value=ast.Constant()):
+            return True
+        case _:
+            return False
+
+
+def _numbers_of(loop: ast.For) -> set[str]:
+    """The names that count the turns of a loop."""
+    counts = {name for each in loop.body if _is_count(each) for name in names_in(each)}
     match loop.target, loop.iter:
         case ast.Tuple(elts=[ast.Name(id=number), *_]), ast.Call(func=ast.Name(id="enumerate")):
             counts.add(number)
@@ -172,12 +186,15 @@ def _numbers_of(loop: ast.For, at: int) -> set[str]:
 
 
 def _samples_of(loop: ast.For) -> set[str]:
-    return names_in(loop.target) - _numbers_of(loop, 0)
+    return names_in(loop.target) - _numbers_of(loop)
 
 
 def _scope_of(loop: ast.For, at: int) -> Scope:
-    names = names_in(loop.target).union(*map(names_set, loop.body[:at]))
-    return Scope(frozenset(names), frozenset(_numbers_of(loop, at)))
+    names = names_in(loop.target)
+    for each in loop.body[:at]:
+        if isinstance(each, ast.Assign) and not names.isdisjoint(names_in(each.value)):
+            names |= names_set(each)
+    return Scope(frozenset(names), frozenset(_numbers_of(loop)))
 
 
 def _needed_by_others(function: ast.FunctionDef, loop: ast.For, at: int) -> set[str]:

@@ -8,6 +8,7 @@ random numbers depend on each sample before.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,7 +20,7 @@ from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, NUMBERS, ROOM,
 
 _PLAIN: Final = (
     *(ast.Constant, ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.BoolOp, ast.boolop, ast.IfExp, ast.Tuple),
-    *(ast.List, ast.Dict, ast.Slice, ast.Starred, ast.keyword, ast.expr_context),
+    *(ast.List, ast.Dict, ast.Slice, ast.keyword, ast.expr_context),
     *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot),
 )
 """Parts of an expression that are known if their own parts are. Not `in`: it asks an object that may do more."""
@@ -36,14 +37,18 @@ _DECODERS: Final = frozenset(
 )
 _READ: Final = frozenset({"open", "imread", "load", "read_image", "read"})
 """Of a stream they would read the next one."""
-_KEEP_NOTHING: Final = frozenset({"tokenizers", "torchaudio", "torchvision", "transformers"})
-"""Packages whose transforms and tokenizers keep nothing of a sample."""
+_KEEPS_NOTHING: Final = re.compile(
+    r"(?:torchvision|torchaudio)\.transforms\..+|(?:tokenizers|transformers)\.\w*Tokenizer\w*(?:\.\w+)?"
+)
+"""Transforms and tokenizers of packages."""
 _GIVEN: Final = frozenset({"tokenize", "tokenizer", "transform", "transforms"})
 """What a dataset is given to prepare a sample."""
+_THREE: Final = frozenset({"where", "clip", "clamp", "linspace", "arange", "full", "einsum", "roll"})
+"""What takes a third argument that is not the result."""
 _COMPUTE: Final = COMPUTE | NUMBERS | ROOM | VIEWS | {"arctan2", "hypot", "arctan", "arcsin", "arccos", "max", "min"}
 _METHODS: Final = (_COMPUTE - {"add", "sort"}) | {
     *("copy", "convert", "resize", "crop", "rotate", "numpy", "tobytes", "strip", "lstrip", "rstrip", "lower", "upper"),
-    *("replace", "splitlines", "encode", "type", "var", "item", "tolist"),
+    *("replace", "splitlines", "var", "item", "tolist"),
 }
 _BUILTINS: Final = frozenset({"abs", "bool", "float", "int", "len", "max", "min", "range", "round"})
 _MOST_DEPTH: Final = 3
@@ -73,10 +78,15 @@ class Expressions:
         nodes = nodes_of(tree)
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         times = Counter(each.name for each in functions)
-        self._functions = {each.name: each for each in functions if times[each.name] == 1}
+        arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        self._functions = {
+            each.name: each for each in functions if times[each.name] == 1 and each.name not in arguments
+        }
+        self._special = set(times) & {"__call__", "__getitem__"}
         self._imported = imported_names(tree)
         named = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
         self._sets = Counter(dotted(node) for node in named if is_set(node))
+        self._sets.update(dotted(node.target) for node in nodes if isinstance(node, ast.AugAssign))
         self._sets.update(node.asname or node.name for node in nodes if isinstance(node, ast.alias))
         self._made = {dotted(target): value for target, value in assigned_in(nodes) if not isinstance(value, ast.Name)}
 
@@ -89,15 +99,16 @@ class Expressions:
                 parts = [*node.args, *(each.value for each in node.keywords)]
                 is_known = is_plain_call(node) and all(self.is_known(each, scope) for each in parts)
                 return is_known and self._gives_result(node, scope)
-            case ast.Attribute(value=value):
-                return self._sets[dotted(node)] <= 1 and self.is_known(value, scope)
+            case ast.Attribute(value=value, attr=attr):
+                is_same = self._sets[dotted(node)] <= 1 and attr not in self._functions  # that may be a property
+                return is_same and self.is_known(value, scope)
             case ast.Subscript(value=value, slice=index):
                 # a store may make what it has not: `ids[word]`
-                by_number = isinstance(index, ast.Name) and index.id in scope.numbers
+                by_number = isinstance(index, ast.Name) and index.id in scope.numbers and not self._special
                 is_safe = scope.is_in(value) or by_number or not scope.is_in(index)
                 return is_safe and self.is_known(value, scope) and self.is_known(index, scope)
             case ast.ListComp(generators=[ast.comprehension(target=target, iter=over, ifs=[], is_async=0)], elt=each):
-                is_finite = not isinstance(over, ast.Name)  # it may be a part of the stream
+                is_finite = isinstance(over, ast.Call)  # else it may be a part of the stream
                 within = replace(scope, names=scope.names | names_in(target))
                 return is_finite and self.is_known(over, scope) and self.is_known(each, within)
             case _:
@@ -106,34 +117,39 @@ class Expressions:
 
     def _gives_result(self, call: ast.Call, scope: Scope) -> bool:
         name, whole = last_name(call), dotted(call.func)
-        root, _, rest = whole.partition(".")
-        if root in self._imported and root not in scope.names:
-            full = f"{self._imported[root]}.{rest}".rstrip(".")
+        if (full := self._full_name(call)) and whole.partition(".")[0] not in scope.names:
             if full in _DECODERS:
                 if not all(isinstance(node, ast.Constant) for each in call.keywords for node in nodes_of(each.value)):
                     return False  # a function may be given that is called
-                return name not in _READ or (bool(call.args) and scope.is_in(call.args[0]))
-            return name in _COMPUTE and only_computes(full)
+                return name not in _READ or (len(call.args) == 1 and scope.is_in(call.args[0]))
+            has_out = len(call.args) > 2 and name not in _THREE
+            return name in _COMPUTE and only_computes(full) and not has_out
         if whole in (name, f"self.{name}") and name in self._functions and not self._sets[whole]:
             return scope.depth > 0 and self._is_function_known(self._functions[name], call, scope)
         if whole.startswith("self."):
-            return self._keeps_nothing(".".join(whole.split(".")[:2]))
+            return self._keeps_nothing(whole.removesuffix(".encode"))
         if whole == name:
-            return name in _BUILTINS and not self._sets[name]
+            takes_one = len(call.args) == 1 and name in ("max", "min")  # of a part of the stream
+            return name in _BUILTINS and not self._sets[name] and not takes_one
         if not isinstance(call.func, ast.Attribute):
             return False
         of_sample = scope.is_in(call.func.value) and self.is_known(call.func.value, scope)
-        return of_sample and (name in _METHODS or (name == "decode" and bool(call.args)))
+        is_text = name in ("encode", "decode") and all(isinstance(each, ast.Constant) for each in call.args)
+        return of_sample and (name in _METHODS or (is_text and bool(call.args)))
 
     def _keeps_nothing(self, attribute: str) -> bool:
         """Whether an attribute is a transform, or a tokenizer: made of parts of packages alone, or an argument."""
         made = self._made.get(attribute)
-        if self._sets[attribute] != 1:
+        if self._sets[attribute] != 1 or (made is None and self._special):
             return False
-        if made is None:
-            return attribute.removeprefix("self.") in _GIVEN
-        roots = {dotted(call.func).partition(".")[0] for call in calls_in(made)}
-        return all(self._imported.get(root, "").partition(".")[0] in _KEEP_NOTHING for root in roots)
+        if not isinstance(made, ast.Call):
+            return made is None and attribute.removeprefix("self.") in _GIVEN
+        return all(_KEEPS_NOTHING.fullmatch(self._full_name(call)) for call in calls_in(made))
+
+    def _full_name(self, call: ast.Call) -> str:
+        """`zlib.decompress` of a function that is imported; empty: it is not."""
+        root, _, rest = dotted(call.func).partition(".")
+        return f"{self._imported[root]}.{rest}".rstrip(".") if root in self._imported else ""
 
     def _is_function_known(self, function: ast.FunctionDef, call: ast.Call, scope: Scope) -> bool:
         names = [each.arg for each in function.args.args if each.arg != "self"]
