@@ -90,6 +90,18 @@ def test_a_teacher_that_is_left_out_is_no_loss(guard: str) -> None:
     assert (told["elements"], told["unused_elements"], told["unused_share"]) == (size(student), 0, 0)
 
 
+def test_a_convolution_computes_with_each_weight_at_all_places_of_a_picture() -> None:
+    stem, head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 4, 5)
+    pictures, step = torch.randn(2, 3, 16, 16), optimizer(head)
+
+    told = fact(lambda: head(nn.functional.max_pool2d(stem(pictures), 8).flatten(1)).sum(), step)
+
+    of_stem, of_head = 2 * 16 * 16 * (8 * 3 * 3 * 3 + 8), 2 * (8 * 4 * 5 + 5)
+    assert told is not None
+    assert told["unused_elements"] == size(stem)
+    assert told["unused_share"] == pytest.approx(of_stem / (of_stem + of_head), abs=0.001)
+
+
 def test_half_of_it_is_in_vain_where_the_gradient_must_pass() -> None:
     """A frozen part behind what is trained, as of a perceptual loss; and one in front of it."""
     trained, frozen = mlp(), mlp()

@@ -46,6 +46,18 @@ def test_a_trainer_makes_its_own_pass() -> None:
 
 
 @pytest.mark.parametrize(
+    "again", ["plain = super().compute_loss(net, x)", "plain = criterion(net(**x), y)", "plain = net_loss(net(**x))"]
+)
+def test_a_pass_for_a_loss_that_is_only_logged(again: str) -> None:
+    passes = f"out = net(**x)\nloss = weighted(out.logits, y)\nif seen:\n    {again}\n"
+
+    assert told(passes + "self.total += plain.detach()\nself.log('plain', plain.item())") == {again}
+    assert told(passes + "loss = loss + 0.1 * plain\nself.log('plain', plain.item())") == set()
+    assert told(passes + "self.gap = (out.logits.detach() - plain.detach()).abs()") == set()
+    assert told(passes + "if plain > 9 * plain.item():\n    self.skip()") == set()
+
+
+@pytest.mark.parametrize(
     "body",
     [
         pytest.param("a = net(x)\nwith torch.no_grad():\n    b = net(x).softmax(1)", id="a target"),

@@ -147,8 +147,8 @@ IN_PLACE_OF_CALLS: Final = {
     "compute only for it.",
     ELEMENTS: "This loop takes tensors apart, one element after the other, each of which is an operation of torch: "
     "compute all at once, with indices (target[batch, row, column] = values), or convert a tensor once, with tolist().",
-    FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions: take "
-    "the output that the loss is computed from (output.detach()), or compare every N steps.",
+    FORWARD_AGAIN: "This line makes the forward pass of the step a second time, only to compare the predictions, or to "
+    "log another loss: take the output that the loss is computed from (output.detach()), or do it every N steps.",
     **dict.fromkeys(
         (PAIRS, PAIRS_FORWARD),
         "This line makes the differences of all pairs of vectors, only for their distances: torch.cdist(a, b) (for "

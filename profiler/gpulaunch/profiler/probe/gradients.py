@@ -8,7 +8,8 @@ up only a few: the optimizer still updates every row.
 
 Whether backward went through the operation of such a parameter in vain follows from the graph: it did if below the
 operation there is nothing that is to be updated; otherwise only one of its two products was in vain, as the gradient of
-its input is passed on. How long an operation takes is not known; the elements of its parameters stand for it.
+its input is passed on. How long an operation takes is not known; the products of its parameters with the elements of
+its output stand for it: a convolution computes with each weight at all places of a picture.
 
 The fact "gradients" has the means of the passes that were read together:
 
@@ -51,6 +52,7 @@ norm has one, a weight norm two."""
 _SOME: Final = 8
 """Values of a parameter that are compared with those some seconds before."""
 EMBEDDING: Final = "EmbeddingBackward0"
+_CONVOLUTION: Final = "ConvolutionBackward0"
 
 Graph = Mapping[Any, Sequence[Any]]
 """The nodes below each node of a graph of torch.autograd."""
@@ -115,7 +117,7 @@ class GradientUse:
         needed = _reaching((node for node in leaves if node not in unused), above)
         elements = unused_elements = 0
         in_vain = untouched = 0.0
-        sizes: dict[Any, int] = {}  # of what backward computes with: an embedding only looks up
+        sizes: dict[Any, int] = {}  # products of what backward computes with: an embedding only looks up
         for node, variable in leaves.items():
             if not isinstance(variable, self._parameter):
                 continue  # an input that wants its gradient
@@ -126,10 +128,10 @@ class GradientUse:
                 untouched += count * _untouched_share(operations) if node not in unused else 0.0
                 unused_elements += count if node in unused else 0
                 continue
-            sizes[node] = count
+            sizes[node] = products = _products(variable, operations)
             if node in unused:
                 unused_elements += count
-                in_vain += 0.5 * count if any(each in needed for each in operations) else count
+                in_vain += 0.5 * products if any(each in needed for each in operations) else products
         computed = sum(sizes.values())
         self._passes.append((elements, unused_elements, in_vain / computed if computed else 0.0, untouched))
         self._computed += computed
@@ -286,6 +288,16 @@ def _operations(leaf: Any, graph: Graph, above: Mapping[Any, Sequence[Any]]) -> 
     while len(over := above.get(node, ())) == 1 and len(graph[over[0]]) == 1 and name_of(over[0]) != EMBEDDING:
         node = over[0]
     return over
+
+
+def _products(parameter: Any, operations: Sequence[Any]) -> int:
+    """How many products operations make with a parameter: with each element, at all places of what they give."""
+    found = 0
+    for node in operations:
+        shape: Sequence[int] = node._input_metadata[0].shape  # of the gradient of what it gives
+        features = shape[1] if name_of(node) == _CONVOLUTION else shape[-1] if shape else 1
+        found += prod(shape) if parameter.dim() < 2 else int(parameter.numel()) * prod(shape) // max(1, features)
+    return int(found)
 
 
 def _untouched_share(lookups: Sequence[Any]) -> float:

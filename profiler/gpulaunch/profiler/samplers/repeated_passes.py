@@ -1,4 +1,5 @@
-"""Finds in the source of a program forward passes that a step makes again, only to compare its predictions.
+"""Finds in the source of a program forward passes that a step makes again, only to compare its predictions, or to log
+another loss.
 
 `(model(x).argmax(1) == y)` beside `loss = criterion(model(x), y)`: the output that the loss is computed from would do.
 Told is only a call with the same words as one before it or after it in the same sequence of statements, of the same
@@ -13,9 +14,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, TypeGuard
 
-from gpulaunch.profiler.samplers.function_bodies import changed_by
+from gpulaunch.profiler.samplers.function_bodies import changed_by, statements_in
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import VIEWS
@@ -54,28 +55,33 @@ def passes_for_metrics(tree: ast.Module) -> set[int]:
     nodes = nodes_of(tree)
     functions = [node for node in nodes if isinstance(node, Function)]
     others = {*imported_names(tree), *(node.name for node in nodes if isinstance(node, Function | ast.ClassDef))}
-    again = [call for body in (tree.body, *(each.body for each in functions)) for call in _again(body, {}, others)]
+    bodies = (tree.body, *(each.body for each in functions))
+    again = [call for body in bodies for call in _again(body, {}, others, body)]
     return {line for call in again for line in lines_of(call)}
 
 
-def _again(body: Sequence[ast.stmt], passes: dict[str, _Pass], others: set[str]) -> Iterator[ast.Call]:
+def _again(
+    body: Sequence[ast.stmt], passes: dict[str, _Pass], others: set[str], around: Sequence[ast.stmt]
+) -> Iterator[ast.Call]:
     """The calls of a sequence of statements.
 
     Args:
         body: the statements.
         passes: calls before them by their text; those of the statements are added.
         others: names of functions that are no models.
+        around: the statements that may read what these set.
     """
     for statement in body:
         if isinstance(statement, Function | ast.ClassDef):
             continue
         blocks = _blocks(statement)
         if not blocks:
-            yield from _made_by(statement, body, passes, others)
+            yield from _made_by(statement, around, passes, others)
         is_plain = isinstance(statement, ast.With) and all(map(_is_harmless, statement.items))
         is_branch = isinstance(statement, ast.If)
         for block in blocks:
-            yield from _again(block, passes if is_plain else dict(passes) if is_branch else {}, others)
+            known = passes if is_plain else dict(passes) if is_branch else {}
+            yield from _again(block, known, others, around if is_plain or is_branch else block)
         if blocks and not is_plain and not is_branch:
             passes.clear()
         _forget(passes, statement)
@@ -152,9 +158,10 @@ def _is_apart(call: ast.Call, statement: ast.stmt) -> bool:
 
 
 def _is_compared(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt]) -> bool:
-    """Whether the result of a call is only compared: in its own statement, or by a name that only comparisons read."""
+    """Whether the result of a call is only compared, or logged: in its own statement, or by a name that is read for
+    nothing else."""
     if any(map(_LOSS.fullmatch, words_in(statement))):
-        return False
+        return _is_only_logged(call, statement, body)
     if any(_compares(node) and call in nodes_of(node) and _is_output(call, node) for node in nodes_of(statement)):
         return True
     match statement:
@@ -170,6 +177,26 @@ def _is_compared(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt]) 
             return chooses and len(reads) > 0 and all(node in compared for node in reads)
         case _:
             return False
+
+
+def _is_only_logged(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt]) -> bool:
+    """Whether only the values of a loss are used: `plain = criterion(model(x), y)`, then `plain.item()`."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
+            nodes = [node for each in body for node in nodes_of(each)]
+            values = [each.func.value for each in nodes if isinstance(each, ast.Call) and _takes_values(each.func)]
+            reads = [node for node in nodes if _reads(node, name)]
+            beside = _other_outputs(call, body)  # how far two passes agree, as with dropout
+            plain = (each for each in statements_in(body) if not _blocks(each))
+            readers = [each for each in plain if any(_reads(node, name) for node in nodes_of(each))]
+            is_alone = all(beside.isdisjoint(names_in(each)) for each in readers)
+            return is_alone and bool(reads) and all(any(each is node for each in values) for node in reads)
+        case _:
+            return False
+
+
+def _takes_values(function: ast.expr) -> TypeGuard[ast.Attribute]:
+    return isinstance(function, ast.Attribute) and function.attr in ("detach", "item")
 
 
 def _other_outputs(call: ast.Call, body: Sequence[ast.stmt]) -> set[str]:

@@ -360,8 +360,10 @@ def in_save(frames: Sequence[Frame]) -> bool:
 
 
 def spans_steps(call: Call, phase: str) -> bool:
-    """Whether a sample shows that a call of a package contains the training loop: `trainer.fit(model)`."""
-    return call.origin == "package" and call.within_torch and phase in _OF_THE_MODEL
+    """Whether a sample shows that a call of a package contains the training loop: `trainer.fit(model)`. Not the loss of
+    a Trainer, which the program's own calls."""
+    is_loss = call.name.endswith(".compute_loss")
+    return call.origin == "package" and call.within_torch and phase in _OF_THE_MODEL and not is_loss
 
 
 def _model_call(frames: Sequence[Frame]) -> Frame:
