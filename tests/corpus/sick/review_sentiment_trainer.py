@@ -23,7 +23,7 @@ WORDS = ["".join(chance.choices("aeioubcdlmnprst", k=chance.randint(2, 11))) for
 
 class Reviews(Dataset):
     def __init__(self):
-        self.texts = [" ".join(chance.choices(WORDS, k=400)) for _ in range(2000)]
+        self.texts = [" ".join(chance.choices(WORDS, k=900)) for _ in range(2000)]
         self.ids = [torch.tensor(tokenizer.encode(text).ids[:128]) for text in self.texts] if CURED else []
 
     def __len__(self):
@@ -66,12 +66,11 @@ tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer.train_from_iterator(WORDS, trainers.BpeTrainer(vocab_size=3000, show_progress=False))
 
 
-def collate(rows):
+def collate(rows):  # cause: dataloader-slow-transform or dataloader-too-few-workers no-line
     if CURED:
         ids = torch.stack([row["ids"] for row in rows])
     else:
-        encoded = [tokenizer.encode(row["text"]).ids[:128] for row in rows]  # cause: dataloader-slow-transform
-        ids = torch.tensor(encoded)
+        ids = torch.tensor([tokenizer.encode(row["text"]).ids[:128] for row in rows])
     return {"input_ids": ids, "labels": torch.tensor([row["label"] for row in rows])}
 
 
