@@ -19,7 +19,7 @@ from gpulaunch.profiler.samplers.function_bodies import is_set, statements_in
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.sample_expressions import Expressions, Scope
 from gpulaunch.profiler.samplers.sample_parts import Parts
-from gpulaunch.profiler.samplers.syntax import dotted, names_in, names_set, nodes_of, words_in
+from gpulaunch.profiler.samplers.syntax import dotted, names_in, names_set, nodes_of, times_read, words_in
 
 
 def lines_of_dropped_samples(tree: ast.Module) -> dict[int, str]:
@@ -58,39 +58,31 @@ class _File:
         """The lines of a loop, and of a generator that it takes the samples from, that prepare what the loop drops."""
         for at in range(len(loop.body)):
             if whose := self._drops(loop, at):
-                lines = list(self._prepared(loop, function, at))
-                if at == 0 and _samples_of(loop).isdisjoint(_needed_by_others(function, loop, at)):
+                lines = list(self._prepared(loop, function, at)) if self._is_known_before(loop, at) else []
+                samples = names_in(loop.target) - _numbers_of(loop)
+                if at == 0 and samples.isdisjoint(_needed_by_others(function, loop, at)):
                     lines += self.lines_of_source(loop.iter)
                 return dict.fromkeys(lines, whose)
         return {}
 
     def _drops(self, loop: ast.For, at: int) -> str:
         """Whose samples a statement of a loop drops by their number; empty: it does not."""
-        match loop.body[at]:
-            case ast.If(test=test, body=body, orelse=[]):
-                pass
-            case _:
-                return ""
-        match test:
+        statement, then = loop.body[at], loop.body[at + 1 :]
+        if not isinstance(statement, ast.If) or statement.orelse:
+            return ""
+        match statement.test:
             case ast.BoolOp(
                 ast.And(), [ast.Compare(_, [ast.Gt()], [ast.Constant(value=1)]), ast.Compare() as compared]
-            ):
-                pass  # `world_size > 1 and number % world_size != rank`
-            case ast.Compare() as compared:
-                pass
+            ) | (ast.Compare() as compared):
+                pass  # `number % world_size != rank`, also after `world_size > 1 and`
             case _:
                 return ""
-        for side in (compared.left, *compared.comparators):
-            match side:
-                case ast.BinOp(ast.Name(number), ast.Mod()) if number in _numbers_of(loop):
-                    is_last = all(map(_is_count, loop.body[at + 1 :]))
-                    leaves_out = isinstance(compared.ops[0], ast.NotEq) and isinstance(body[-1], ast.Continue)
-                    leaves_out = leaves_out and all(map(_is_count, body[:-1]))
-                    keeps = isinstance(compared.ops[0], ast.Eq) and is_last and any(map(_yielded, body))
-                    return self._parts.whose(compared) if leaves_out or keeps else ""
-                case _:
-                    pass
-        return ""
+        *before, last = statement.body
+        leaves_out = isinstance(compared.ops[0], ast.NotEq) and isinstance(last, ast.Continue)
+        leaves_out = leaves_out and all(map(_is_count, before))
+        keeps = isinstance(compared.ops[0], ast.Eq) and all(map(_is_count, then)) and any(map(_yielded, statement.body))
+        by_number = any(_is_modulo(side, _numbers_of(loop)) for side in (compared.left, *compared.comparators))
+        return self._parts.whose(compared) if by_number and (leaves_out or keeps) else ""
 
     def slices(self, call: ast.Call) -> str:
         """As `_drops`, of `islice(samples, rank, None, world_size)`."""
@@ -119,11 +111,11 @@ class _File:
                     yield from lines_of(loop.body[last])
 
     def _prepared(self, loop: ast.For, function: ast.FunctionDef, at: int) -> Iterator[int]:
-        """The lines of the statements of a loop before the one at which samples are dropped, or handed out, if all of
-        their results are used only of samples that are kept."""
+        """The lines of a loop that prepare samples before they are dropped, or handed out, if all of their results are
+        used only of samples that are kept."""
         before = [each for each in loop.body[:at] if isinstance(each, ast.Assign)]
         names = set[str]().union(*map(names_set, before))
-        if self._is_known_before(loop, at) and names.isdisjoint(_needed_by_others(function, loop, at)):
+        if names.isdisjoint(_needed_by_others(function, loop, at)):
             for statement in before:
                 if any(calls_in(statement.value)):
                     yield from lines_of(statement)
@@ -185,8 +177,13 @@ def _numbers_of(loop: ast.For) -> set[str]:
     return counts
 
 
-def _samples_of(loop: ast.For) -> set[str]:
-    return names_in(loop.target) - _numbers_of(loop)
+def _is_modulo(side: ast.expr, numbers: set[str]) -> bool:
+    """`number % world_size`."""
+    match side:
+        case ast.BinOp(ast.Name(number), ast.Mod()):
+            return number in numbers
+        case _:
+            return False
 
 
 def _scope_of(loop: ast.For, at: int) -> Scope:
@@ -204,13 +201,9 @@ def _needed_by_others(function: ast.FunctionDef, loop: ast.For, at: int) -> set[
     kept = [*loop.body[at + 1 :], *(statement.body if isinstance(statement, ast.If) else [statement])]
     prepares = [each for each in loop.body[:at] if isinstance(each, ast.Assign)]
     inside = {node for part in (*prepares, *kept) for node in nodes_of(part)}
-    needed = {node.id for node in _reads_in(function) if node not in inside}
+    needed = set(times_read(node for node in nodes_of(function) if node not in inside))
     known = names_in(loop.target)
     for each in loop.body:
-        needed |= {node.id for node in _reads_in(each)} - known
+        needed |= times_read(nodes_of(each)).keys() - known
         known |= names_set(each)
     return needed
-
-
-def _reads_in(node: ast.AST) -> Iterator[ast.Name]:
-    return (each for each in nodes_of(node) if isinstance(each, ast.Name) and not is_set(each))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gpulaunch.profiler.samplers.function_bodies import arguments_of, changed_by, is_plain_call, is_set
 from gpulaunch.profiler.samplers.layer_inputs import is_alike
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name
-from gpulaunch.profiler.samplers.syntax import names_in, nodes_of
+from gpulaunch.profiler.samplers.syntax import names_in, names_set, nodes_of
 from gpulaunch.profiler.samplers.tensor_functions import (
     COMPUTE,
     FILLS,
@@ -97,8 +97,8 @@ class Scope:
         """Whether a statement only gives its value to names that nothing changes, or returns it."""
         if not isinstance(statement, ast.Assign):
             return isinstance(statement, ast.Return)
-        targets = [each for to in statement.targets for each in (to.elts if isinstance(to, ast.Tuple) else [to])]
-        return all(isinstance(each, ast.Name) and each.id not in self._changed for each in targets)
+        names = names_set(statement)
+        return bool(names) and names.isdisjoint(self._changed)
 
     def is_plain(self, statement: ast.stmt) -> bool:
         """Whether a statement is one of a plain sequence: it does the same in every call, and changes nothing."""

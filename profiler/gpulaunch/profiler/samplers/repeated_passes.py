@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, TypeGuard
+from typing import Final
 
 from gpulaunch.profiler.samplers.function_bodies import changed_by, statements_in
 from gpulaunch.profiler.samplers.loops import Function, calls_in, imported_names, last_name, lines_of
@@ -184,19 +184,18 @@ def _is_only_logged(call: ast.Call, statement: ast.stmt, body: Sequence[ast.stmt
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
             nodes = [node for each in body for node in nodes_of(each)]
-            values = [each.func.value for each in nodes if isinstance(each, ast.Call) and _takes_values(each.func)]
+            methods = [
+                call.func for call in nodes if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+            ]
+            values = [each.value for each in methods if each.attr in ("detach", "item")]
             reads = [node for node in nodes if _reads(node, name)]
             beside = _other_outputs(call, body)  # how far two passes agree, as with dropout
             plain = (each for each in statements_in(body) if not _blocks(each))
             readers = [each for each in plain if any(_reads(node, name) for node in nodes_of(each))]
             is_alone = all(beside.isdisjoint(names_in(each)) for each in readers)
-            return is_alone and bool(reads) and all(any(each is node for each in values) for node in reads)
+            return is_alone and bool(reads) and all(node in values for node in reads)
         case _:
             return False
-
-
-def _takes_values(function: ast.expr) -> TypeGuard[ast.Attribute]:
-    return isinstance(function, ast.Attribute) and function.attr in ("detach", "item")
 
 
 def _other_outputs(call: ast.Call, body: Sequence[ast.stmt]) -> set[str]:

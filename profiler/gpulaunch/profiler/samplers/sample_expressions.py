@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulaunch.profiler.samplers.called_names import called_name
 from gpulaunch.profiler.samplers.function_bodies import is_plain_call, is_set, statements_in
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name
 from gpulaunch.profiler.samplers.syntax import assigned_in, dotted, names_in, names_set, nodes_of
@@ -117,7 +118,7 @@ class Expressions:
 
     def _gives_result(self, call: ast.Call, scope: Scope) -> bool:
         name, whole = last_name(call), dotted(call.func)
-        if (full := self._full_name(call)) and whole.partition(".")[0] not in scope.names:
+        if (full := called_name(call, self._imported)) and whole.partition(".")[0] not in scope.names:
             if full in _DECODERS:
                 if not all(isinstance(node, ast.Constant) for each in call.keywords for node in nodes_of(each.value)):
                     return False  # a function may be given that is called
@@ -144,12 +145,7 @@ class Expressions:
             return False
         if not isinstance(made, ast.Call):
             return made is None and attribute.removeprefix("self.") in _GIVEN
-        return all(_KEEPS_NOTHING.fullmatch(self._full_name(call)) for call in calls_in(made))
-
-    def _full_name(self, call: ast.Call) -> str:
-        """`zlib.decompress` of a function that is imported; empty: it is not."""
-        root, _, rest = dotted(call.func).partition(".")
-        return f"{self._imported[root]}.{rest}".rstrip(".") if root in self._imported else ""
+        return all(_KEEPS_NOTHING.fullmatch(called_name(call, self._imported)) for call in calls_in(made))
 
     def _is_function_known(self, function: ast.FunctionDef, call: ast.Call, scope: Scope) -> bool:
         names = [each.arg for each in function.args.args if each.arg != "self"]
