@@ -41,9 +41,8 @@ from typing import Any
 
 from _corpus import Program, programs
 from _host import processor_s
-from _measure import BIN, HERE, machine, markdown, median
-
-Row = dict[str, Any]
+from _insight_tables import Row, summary, table, tune_table
+from _measure import BIN, HERE, machine, median
 
 BOUND_S = 240.0
 LONG_S = 22.0
@@ -268,48 +267,6 @@ def undisturbed(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["others"] <= OTHERS]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """One line for each program."""
-
-    def ms(value: float | None) -> str:
-        return "" if value is None else f"{value:.1f}"
-
-    head = ["program", "expected", "first finding", "", "line", "ms a step, cured", "predicted", "saved", "ratio"]
-    lines = [[*head, "after the cure", "others"]]
-    for row in rows:
-        first = " ".join(filter(None, (row["first"], row["first_place"])))
-        line = {None: "", True: "right", False: "wrong"}[row["line_right"]]
-        pace = ", ".join(filter(None, (ms(row["sick_ms"]), ms(row["cured_ms"]))))
-        figures = [ms(row["predicted_ms"]), ms(row["measured_ms"]), f"{row['ratio']:.2f}" if row["ratio"] else ""]
-        lines.append([row["program"], row["expected"] or "nothing", first, row["verdict"], line, pace, *figures])
-        lines[-1] += [" ".join(row["after_the_cure"]), f"{row['others']:.0%}"]
-    return markdown(lines)
-
-
-def summary(of: Mapping[str, Any]) -> str:
-    error = "" if of["median_error"] is None else f"; median error {of['median_error']:.0%}"
-    return (
-        f"sick: right first {of['right_first']} of {of['sick']}, present {of['present']}, missed {of['missed']}"
-        f" (another cause was named in {of['misled']}); right line {of['lines_right']} of {of['lines']}\n"
-        f"healthy: false {of['false']} of {of['healthy']}; found in cured ones: {of['found_after_the_cure']}\n"
-        f"predictions: {of['predictions']}; within 20 %: {of['within_20_percent']},"
-        f" within 30 %: {of['within_30_percent']}{error}; savings that were measured twice: {of['measured_twice']},"
-        f" repeated within 20 %: {of['repeated_within_20_percent']}"
-        + (f"\nfailed: {of['failed']}" if of["failed"] else "")
-    )
-
-
-def tune_table(rows: Sequence[Row]) -> str:
-    lines = [["program", "tune recommends", "its gain", "the cure's gain"]]
-    for row in rows:
-        if (said := row.get("tune")) is None:
-            continue
-        cure = f"{row['sick_ms'] / row['cured_ms'] - 1:+.0%}" if row["sick_ms"] and row["cured_ms"] else ""
-        gain = f"{said['gain']:+.0%}" if "gain" in said else "failed"
-        lines.append([row["program"], said.get("best") or "nothing", gain, cure])
-    return markdown(lines)
-
-
 def part(text: str) -> tuple[int, int]:
     """K/N: every N-th program, from the K-th on (1 is the first)."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
@@ -341,6 +298,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="GLOB", default="*", help="the programs of such a name")
     parser.add_argument("--kind", choices=KINDS, help="only these")
     parser.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="every N-th of them, from the K-th on")
+    parser.add_argument("--within", metavar="S", type=float, help="begin only the first one after so many seconds")
     parser.add_argument("--seconds", type=float, help="of a run, instead of those that the program is made for")
     parser.add_argument(
         "--cured-seconds", type=float, default=12.0, help="of each of the two runs with the cure (default: 12)"
@@ -361,15 +319,19 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
+    began_s = time.monotonic()
     first, every = options.part
     chosen = [one for one in programs(options.only) if not options.kind or one.path.parent.name == options.kind]
     rows = kept(options.out)
     if options.go_on:
         known = {row["program"] for row in undisturbed(list(rows.values()))}
         chosen = [one for one in chosen if one.name not in known]
+    chosen = sorted(chosen, key=lambda one: one.path.name)[first - 1 :: every]  # sick and healthy ones mixed
     done: list[Row] = []
     with contextlib.suppress(KeyboardInterrupt):
-        for program in chosen[first - 1 :: every]:
+        for program in chosen:
+            if done and options.within is not None and time.monotonic() - began_s > options.within:
+                break
             cured_seconds = None if options.uncured else options.cured_seconds
             for _ in range(1 if options.demand is None else 2):
                 sick, cured = measured(program, options.seconds, cured_seconds, options.keep)
@@ -383,6 +345,8 @@ def main() -> None:
             write(options.out, rows)
             print(table(done[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(done))
+    if len(done) < len(chosen):
+        print(f"\nnot run: {len(chosen) - len(done)} of {len(chosen)}")
     if options.tune:
         print(f"\n{tune_table(done)}")
     print(f"\n{summary(totals(done))}")

@@ -262,6 +262,7 @@ class Told:
 
 
 @pytest.mark.torch
+@pytest.mark.light  # in a crowd the ranks are not at rest at once
 def test_metrics_page_and_top_show_a_standstill_while_it_lasts_and_no_longer(gpulaunch: Any, tmp_path: Path) -> None:
     (tmp_path / "rests.py").write_text(textwrap.dedent(RESTS))
     run = gpulaunch.start("--nproc", "2", "--hang-timeout", "36", "--job-dir", tmp_path / "job", "rests.py")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.waits, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.waits, pytest.mark.light, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("programs") / "too_few_workers.py"
 RULE = "dataloader-too-few-workers"

@@ -17,6 +17,7 @@ from hosts import Host
 
 RANK = Path(__file__).parent / "stand_in_rank.py"
 PORT = 29400
+ESTABLISHED = "01"  # in /proc/net/tcp
 PATIENCE_S = 60.0
 SOON = ("--rdzv-conf", "last_call_timeout=1")
 SILENCE_S = 15.0
@@ -50,6 +51,14 @@ class Node:
     def pid(self) -> int:
         """The agent's."""
         return self.host.pid_of(self.process)
+
+    def has_met(self) -> bool:
+        """Whether its agent has a connection to the leader's."""
+        with contextlib.suppress(OSError):  # the agent is about to start
+            lines = Path(f"/proc/{self.process.pid}/net/tcp").read_text().splitlines()[1:]
+            peers = (line.split()[2:4] for line in lines)
+            return any(peer.endswith(f":{PORT:04X}") and state == ESTABLISHED for peer, state in peers)
+        return False
 
     def rank_pid(self) -> int:
         """Of local rank 0, as seen from here."""

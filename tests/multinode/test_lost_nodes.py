@@ -96,6 +96,7 @@ def test_a_spare_takes_the_seat_of_a_node_that_is_lost(tmp_path: Path) -> None:
         job.start(three[0], three[1])
         job.until_trains("host0", "host1")
         job.start(three[2])
+        job.until(job.nodes["host2"].has_met, "host2 meets the others")
         job.pause(2.0)
         assert alive(job.nodes["host2"].process)
 
@@ -213,6 +214,7 @@ def test_a_spare_ends_with_the_job(three: list[Host], tmp_path: Path) -> None:
         job.start(three[0], three[1])
         job.until_trains("host0", "host1")
         job.start(three[2])
+        job.until(job.nodes["host2"].has_met, "host2 meets the others")
         job.pause(2.0)
         job.nodes["host1"].order(order)
 

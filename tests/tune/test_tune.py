@@ -57,7 +57,7 @@ def document(job: Path) -> dict[str, Any]:
 
 
 @pytest.mark.torch
-@pytest.mark.light  # it waits for data, and compares times
+@pytest.mark.alone  # trials are compared until the sign is sure: beside others that takes longer than the budget
 def test_a_starved_job_gets_workers_that_were_tried(gpulaunch: Any, job: Path) -> None:
     running = gpulaunch.start("tune", "--budget", "80s", "--apply", "train.py")
     running.wait_for("changed in every rank")
@@ -96,7 +96,7 @@ def test_a_job_that_waits_for_nothing_gets_no_advice(gpulaunch: Any, job: Path) 
 
 
 @pytest.mark.torch
-@pytest.mark.light
+@pytest.mark.alone
 def test_workers_that_alter_the_loss_are_refused(gpulaunch: Any, job: Path) -> None:
     """A dataset that gives something else in a worker, as one does that divides its files among them."""
     clear = "(get_worker_info() is None) * (index % 2) * torch.ones(16)"
