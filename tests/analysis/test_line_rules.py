@@ -103,7 +103,7 @@ def test_where_ranks_wait_for_each_other_in_a_line_it_costs_what_it_takes_the_la
         ("largest singular value", True, 1.0),
         ("permutation", False, 1.0),
         ("LSTM cell", True, 0.6),
-        ("attention in steps", True, 0.3),
+        ("attention in steps", True, 0.4),
         ("same passes", True, 0.5),
         ("adapter added to weights", True, 1.4),
         ("the same in every turn", True, 1.0),
@@ -125,6 +125,24 @@ def test_a_call_that_backward_goes_through_costs_its_part_of_that_too(
     both_s = line_s + (line_s / 0.030 * 0.040 if with_backward else 0.0)
     assert found.seconds_per_step == pytest.approx(saved * both_s)
     assert found.evidence["call"] == call
+
+
+@pytest.mark.parametrize(
+    ("scores_mib", "threads", "saved"),
+    [(None, 2, 0.4), (0, 2, 0.4), (2, 2, 0.0), (2, 1, 0.2), (3, 1, 0.4), (3, 2, 0.4), (31, 2, 0.4), (32, 2, 0.75)],
+)
+def test_what_attention_at_once_saves_depends_on_the_size_of_its_scores(
+    scores_mib: int | None, threads: int, saved: float
+) -> None:
+    """30 ms of forward, and so all of backward's 40."""
+    graph = {} if scores_mib is None else {"graph": {"scores_bytes": scores_mib << 20}}
+    calls = {"train.py:88": "attention in steps"}
+    seen = rank(phases_ms={"forward": 30.0, "backward": 40.0}, samples=700, calls=calls, gpu=None)
+    seen = replace(seen, calling={"train.py:88": 300}, facts={"torch_threads": threads, **graph})
+
+    assert [each.seconds_per_step for each in advise(window(seen))] == [
+        pytest.approx(saved * (300 / 700 * seen.step_s + 0.040)) for _ in range(saved > 0)
+    ]
 
 
 @pytest.mark.parametrize(("call", "with_backward"), [("for all ranks", False), ("pairs of all ranks", True)])

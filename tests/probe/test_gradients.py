@@ -264,11 +264,13 @@ def test_some_bytes_of_any_parameter(kind: str) -> None:
 @pytest.mark.parametrize(
     ("compute", "told"),
     [
-        (lambda x: x.sum(), {"decomposes": False, "tokens": 0}),
+        (lambda x: x.sum(), {"decomposes": False, "tokens": 0, "scores_bytes": 0}),
         (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(8)).sum(), {"decomposes": True, "tokens": 0}),
         (lambda x: nn.functional.embedding(torch.arange(8).expand(3, 5, 8)[0], x).sum(), {"tokens": 8}),
         (lambda x: nn.functional.embedding(torch.arange(8), x).sum(), {"tokens": 0}),
         (lambda x: nn.functional.embedding(torch.tensor(1), x).sum(), {"tokens": 0}),
+        (lambda x: x.softmax(-1).sum(), {"scores_bytes": 0}),
+        (lambda x: x.view(2, 2, 4, 4).softmax(-1).sum() + x[:2].view(2, 2, 4).softmax(-1).sum(), {"scores_bytes": 256}),
     ],
 )
 def test_what_a_graph_has_is_told(compute: Callable[[torch.Tensor], torch.Tensor], told: dict[str, Any]) -> None:

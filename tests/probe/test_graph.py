@@ -117,6 +117,7 @@ def test_passes_are_counted_early_and_then_rarely(account: Account) -> None:
         "repeated": 0.0,
         "decomposes": False,
         "tokens": 0,
+        "scores_bytes": 0,
         "accumulates": False,
     }
 
@@ -196,7 +197,7 @@ def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypat
         nodes.look()
         assert nodes.left == 0
 
-    contents = {"decomposes": False, "tokens": 0, "accumulates": False}
+    contents = {"decomposes": False, "tokens": 0, "scores_bytes": 0, "accumulates": False}
     assert graph_fact() == {"nodes": 5, "at_least": False, "repeated": 0.0, **contents}
 
 

@@ -21,6 +21,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     ADAM_SAVES,
     ADAPTER_SAVES,
     ATTENTION_SAVES,
+    CACHED_ATTENTION_SAVES,
     CELL_SAVES,
     CONVERTED,
     COPIED,
@@ -30,6 +31,8 @@ from gpulaunch.profiler.analysis.thresholds import (
     LOOP_SHARE,
     LOST,
     LOST_MEASURED,
+    MAPPED_ATTENTION_SAVES,
+    MAPPED_MIB,
     NAN_CHECK_NS,
     NAN_CHECK_SHARE,
     NAN_CHECK_US,
@@ -38,6 +41,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     SAME_PASSES_SAVE,
     SAMPLED_ERROR,
     SAMPLES_OF_A_LINE,
+    SCORES_IN_CACHE_MIB,
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record.line_calls import (
@@ -72,7 +76,6 @@ _SAVES_WITH_BACKWARD: Final = {
     **dict.fromkeys((GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS, SAME_IN_LOOP, SINGULAR), 1.0),
     ADAPTER: ADAPTER_SAVES.value,
     CELL: CELL_SAVES.value,
-    ATTENTION: ATTENTION_SAVES.value,
     SAME_PASSES: SAME_PASSES_SAVE.value,
 }
 """Of calls that have as large a part of backward as they have of forward: what is saved of both."""
@@ -103,7 +106,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
-            if (saved := _SAVES_WITH_BACKWARD.get(call)) is not None:
+            if (saved := _attention_saves(rank) if call == ATTENTION else _SAVES_WITH_BACKWARD.get(call)) is not None:
                 back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
                 back_s *= rank.phase_s("backward")
                 found = replace(found, seconds_per_step=saved * (found.seconds_per_step + back_s))
@@ -208,6 +211,16 @@ def _with_copies(rank: RankWindow) -> dict[str, int]:
 def _graph_nodes(rank: RankWindow) -> float:
     """The nodes of the autograd graphs of a step; 0: not known."""
     return (number(section(rank.facts, "graph"), "nodes") or 0.0) * max(1, rank.microsteps) / max(1, rank.steps)
+
+
+def _attention_saves(rank: RankWindow) -> float:
+    """The share of attention in steps that is saved without a matrix of scores, which on a CPU depends on its size."""
+    scores_mib = (number(section(rank.facts, "graph"), "scores_bytes") or 0.0) / 2**20
+    if rank.gpu is not None or not scores_mib:  # the graph may be too large to be read
+        return ATTENTION_SAVES.value
+    if scores_mib < SCORES_IN_CACHE_MIB.value:
+        return CACHED_ATTENTION_SAVES.value if number(rank.facts, "torch_threads") == 1 else 0.0
+    return (ATTENTION_SAVES if scores_mib < MAPPED_MIB.value else MAPPED_ATTENTION_SAVES).value
 
 
 def _nan_checks_s(rank: RankWindow) -> float:

@@ -526,6 +526,8 @@ RULES: Final = (
             *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
             *(thresholds.NAN_CHECK_US, thresholds.NAN_CHECK_NS, thresholds.NAN_CHECK_SHARE),
             *(thresholds.CELL_SAVES, thresholds.ATTENTION_SAVES, thresholds.ADAM_SAVES),
+            *(thresholds.MAPPED_ATTENTION_SAVES, thresholds.MAPPED_MIB),
+            *(thresholds.CACHED_ATTENTION_SAVES, thresholds.SCORES_IN_CACHE_MIB),
             *(thresholds.SAME_PASSES_SAVE, thresholds.ADAPTER_SAVES),
         ),
     ),

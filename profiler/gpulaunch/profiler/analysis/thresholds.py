@@ -380,10 +380,35 @@ ADAPTER_SAVES: Final = Limit(
 )
 ATTENTION_SAVES: Final = Limit(
     name="attention at once",
-    value=0.3,
+    value=0.4,
     unit="share",
-    why="of what attention in steps takes forward and backward is saved by scaled_dot_product_attention: 0.18 to 0.44 "
-    "for 32 to 512 tokens with 4 and 8 heads of 16 to 64 (torch 2.13, one core); far more on a GPU",
+    why="of what attention in steps takes forward and backward is saved by scaled_dot_product_attention where malloc "
+    "keeps the memory of the scores: 0.23 to 0.56 with a causal mask, -0.05 to 0.39 without, for 128 and 256 tokens, "
+    "scores of 8 and 16 MiB (torch 2.13, one and two cores)",
+)
+MAPPED_ATTENTION_SAVES: Final = Limit(
+    name="attention over mapped scores",
+    value=0.75,
+    unit="share",
+    why="the same where malloc maps each matrix of scores anew: 0.51 to 0.84, the median 0.75, for scores of 32 to 128 "
+    "MiB",
+)
+SCORES_IN_CACHE_MIB: Final = Limit(
+    name="scores in the cache",
+    value=3,
+    unit="MiB",
+    why="over smaller ones, of 32 to 64 tokens, scaled_dot_product_attention saved 0 to 3 % of a model's step with two "
+    "threads, and 7 to 15 % with one; over 3.4 to 8 MiB -1 to 41 % and 19 to 45 %",
+)
+CACHED_ATTENTION_SAVES: Final = Limit(
+    name="attention over scores in the cache",
+    value=0.2,
+    unit="share",
+    why="of what it takes forward and backward is saved with one thread: 0.04 to 0.36 with a causal mask, the median "
+    "0.21, and -0.24 to 0.32 without; with two threads -0.9 to 0.23, for which nothing is told",
+)
+MAPPED_MIB: Final = Limit(
+    name="memory that is mapped", value=32, unit="MiB", why="glibc's DEFAULT_MMAP_THRESHOLD_MAX, see mallopt(3)"
 )
 CELL_SAVES: Final = Limit(
     name="LSTM at once",

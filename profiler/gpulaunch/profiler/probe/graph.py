@@ -14,6 +14,7 @@ Nothing of a graph is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from time import thread_time_ns
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ LONG_NS: Final = 10_000_000
 """Of the thread's own time: a graph that takes so long is the last that is counted in the run."""
 _DECOMPOSES: Final = ("Linalg", "Cholesky", "TriangularSolve")
 """Operations of torch, by their names in a graph."""
+_SOFTMAX: Final = "SoftmaxBackward0"
 FIRST_STEP: Final = 20
 """The steps before that are not typical."""
 _PAUSE_S: Final = 2
@@ -163,17 +165,21 @@ def contents_of(graph: Iterable[Any]) -> dict[str, Any]:
 
     decomposes   it factorises matrices, or solves with them
     tokens       the longest sequence that an embedding has looked up for each sample; 0: none has
+    scores_bytes of the largest softmax over more than two dimensions, as of the scores of attention; 0: none
     accumulates  it adds to gradients of a pass before it
     """
-    decomposes, tokens, accumulates = False, 0, False
+    decomposes, tokens, scores, accumulates = False, 0, 0, False
     for node in graph:
         name = name_of(node)
         decomposes = decomposes or name.startswith(_DECOMPOSES)
         if name == EMBEDDING:
             shape = node._input_metadata[0].shape  # samples, tokens, and what is looked up
             tokens = max(tokens, int(shape[-2]) if len(shape) > 2 else 0)
+        elif name == _SOFTMAX:
+            output = node._input_metadata[0]
+            scores = max(scores, prod(output.shape) * output.dtype.itemsize if len(output.shape) > 2 else 0)
         accumulates = accumulates or (name.endswith("AccumulateGrad") and node.variable.grad is not None)
-    return {"decomposes": decomposes, "tokens": tokens, "accumulates": accumulates}
+    return {"decomposes": decomposes, "tokens": tokens, "scores_bytes": scores, "accumulates": accumulates}
 
 
 def graph_below(torch: Any, outputs: Sequence[Any], most: int = MOST_NODES) -> dict[Any, tuple[Any, ...]]:
