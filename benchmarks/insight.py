@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="GLOB", default="*", help="the programs of such a name")
     parser.add_argument("--kind", choices=KINDS, help="only these")
     parser.add_argument("--part", metavar="K/N", type=part, default=(1, 1), help="every N-th of them, from the K-th on")
-    parser.add_argument("--within", metavar="S", type=float, help="begin only the first one after so many seconds")
+    parser.add_argument("--within", metavar="S", type=float, help="after so many seconds begin no other one")
     parser.add_argument("--seconds", type=float, help="of a run, instead of those that the program is made for")
     parser.add_argument(
         "--cured-seconds", type=float, default=12.0, help="of each of the two runs with the cure (default: 12)"

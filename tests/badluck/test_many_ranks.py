@@ -37,7 +37,8 @@ def test_every_rank_is_told_whole(node: Node) -> None:
     with crowd(node, MANY):
         sidecar = node.start_sidecar(interval_s=0.2)
         until_s = time.monotonic() + 6 * WAIT_S
-        # The dearest figure is asked of a few processes in each refresh; to parse a megabyte takes seconds.
+        # The dearest figure is asked of a few processes in each refresh; to make and
+        # parse a megabyte takes seconds, in which there are fewer refreshes.
         while node.text().count('kind="pss"') < 2 * MANY:
             assert time.monotonic() < until_s, node.says()
             time.sleep(2.0)

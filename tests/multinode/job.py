@@ -15,9 +15,10 @@ from typing import Any
 
 from hosts import Host
 
+from gpulaunch.launcher.hang.sockets import connections
+
 RANK = Path(__file__).parent / "stand_in_rank.py"
 PORT = 29400
-ESTABLISHED = "01"  # in /proc/net/tcp
 PATIENCE_S = 60.0
 SOON = ("--rdzv-conf", "last_call_timeout=1")
 SILENCE_S = 15.0
@@ -54,11 +55,7 @@ class Node:
 
     def has_met(self) -> bool:
         """Whether its agent has a connection to the leader's."""
-        with contextlib.suppress(OSError):  # the agent is about to start
-            lines = Path(f"/proc/{self.process.pid}/net/tcp").read_text().splitlines()[1:]
-            peers = (line.split()[2:4] for line in lines)
-            return any(peer.endswith(f":{PORT:04X}") and state == ESTABLISHED for peer, state in peers)
-        return False
+        return any(remote.endswith(f":{PORT:04X}") for _, remote in connections(self.process.pid))
 
     def rank_pid(self) -> int:
         """Of local rank 0, as seen from here."""

@@ -30,7 +30,7 @@ def among_themselves(pids: Collection[int]) -> bool:
         mine = {inode for pid in pids for inode in sockets_of(pid)}
         ends: dict[tuple[str, str], str] = {}
         for pid in {os.stat(f"/proc/{pid}/ns/net").st_ino: pid for pid in pids}.values():
-            ends |= _connections(pid)
+            ends |= connections(pid)
     except (OSError, IndexError):
         return False
     return all(ends.get((remote, local)) in mine for (local, remote), inode in ends.items() if inode in mine)
@@ -86,7 +86,7 @@ def sockets_of(pid: int) -> set[str]:
     return found
 
 
-def _connections(pid: int) -> dict[tuple[str, str], str]:
+def connections(pid: int) -> dict[tuple[str, str], str]:
     """(local, remote) address of the connections in its network namespace, with the inode of the local end."""
     ends: dict[tuple[str, str], str] = {}
     for table in ("tcp", "tcp6"):

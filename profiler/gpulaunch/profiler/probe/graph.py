@@ -163,12 +163,12 @@ class GraphNodes:
 def contents_of(graph: Iterable[Any]) -> dict[str, Any]:
     """What is told of the operations of a graph:
 
-    decomposes   it factorises matrices, or solves with them
-    tokens       the longest sequence that an embedding has looked up for each sample; 0: none has
-    scores_bytes of the largest softmax over more than two dimensions, as of the scores of attention; 0: none
-    accumulates  it adds to gradients of a pass before it
+    decomposes    it factorises matrices, or solves with them
+    tokens        the longest sequence that an embedding has looked up for each sample; 0: none has
+    scores_bytes  of the largest softmax over more than two dimensions, as of the scores of attention; 0: none
+    accumulates   it adds to gradients of a pass before it
     """
-    decomposes, tokens, scores, accumulates = False, 0, 0, False
+    decomposes, tokens, scores_bytes, accumulates = False, 0, 0, False
     for node in graph:
         name = name_of(node)
         decomposes = decomposes or name.startswith(_DECOMPOSES)
@@ -177,9 +177,10 @@ def contents_of(graph: Iterable[Any]) -> dict[str, Any]:
             tokens = max(tokens, int(shape[-2]) if len(shape) > 2 else 0)
         elif name == _SOFTMAX:
             output = node._input_metadata[0]
-            scores = max(scores, prod(output.shape) * output.dtype.itemsize if len(output.shape) > 2 else 0)
+            if len(output.shape) > 2:
+                scores_bytes = max(scores_bytes, prod(output.shape) * output.dtype.itemsize)
         accumulates = accumulates or (name.endswith("AccumulateGrad") and node.variable.grad is not None)
-    return {"decomposes": decomposes, "tokens": tokens, "scores_bytes": scores, "accumulates": accumulates}
+    return {"decomposes": decomposes, "tokens": tokens, "scores_bytes": scores_bytes, "accumulates": accumulates}
 
 
 def graph_below(torch: Any, outputs: Sequence[Any], most: int = MOST_NODES) -> dict[Any, tuple[Any, ...]]:
