@@ -28,6 +28,10 @@ MARKER = "TEST_OF_GPULAUNCH"
 SETTLE_S = 5.0
 """The kernel takes a moment to end what was told to die; what outlives this was left behind."""
 
+PATIENCE_S = 300.0
+"""A job that hangs fails its test after this. Nine interpreters that import torch took more than 120 s, once, beside
+three other tests on two slow cores."""
+
 _ENV_END = 51 - 3
 """Of /proc/<pid>/stat, from the state on (proc_pid_stat(5) counts from 1): 0 until the environment is written."""
 
@@ -207,13 +211,13 @@ class Running:
         """What it has said so far."""
         return self._text["stderr"].decode(errors="replace")
 
-    def wait_until(self, condition: Callable[[Running], object], timeout_s: float = 150.0) -> None:
+    def wait_until(self, condition: Callable[[Running], object], timeout_s: float = PATIENCE_S) -> None:
         """Wait until the output so far fulfils the condition; fail the test if it never can, or takes too long."""
         with self._news:
             if not self._news.wait_for(lambda: condition(self) or self._open == 0, timeout_s) or not condition(self):
                 pytest.fail(f"never saw what was waited for\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}")
 
-    def wait_for(self, text: str, timeout_s: float = 150.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until this text is on stdout or stderr."""
         self.wait_until(lambda run: text in run.stdout or text in run.stderr, timeout_s)
 
@@ -221,7 +225,7 @@ class Running:
         """Send a signal to the command itself."""
         self._process.send_signal(signum)
 
-    def wait(self, timeout_s: float = 150.0) -> Ended:
+    def wait(self, timeout_s: float = PATIENCE_S) -> Ended:
         """Wait for the end; a run that takes longer is killed and fails the test."""
         try:
             code = self._process.wait(timeout_s)
@@ -259,7 +263,7 @@ class Launcher:
         return run
 
     def __call__(
-        self, *args: str | os.PathLike[str], env: Mapping[str, str] | None = None, timeout_s: float = 120.0
+        self, *args: str | os.PathLike[str], env: Mapping[str, str] | None = None, timeout_s: float = PATIENCE_S
     ) -> Ended:
         """Run `gpulaunch *args` to its end."""
         return self.start(*args, env=env).wait(timeout_s)
