@@ -72,13 +72,20 @@ _MEETS: Final = (
     *(".scatter_object_list", ".gather_for_metrics"),
 )
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
-_SAVES_WITH_BACKWARD: Final = {
-    **dict.fromkeys((GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS, SAME_IN_LOOP, SINGULAR), 1.0),
+_WITH_BACKWARD: Final = frozenset(
+    (
+        *(ADAPTER, ATTENTION, CELL, GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS),
+        *(SAME_IN_LOOP, SAME_PASSES, SINGULAR),
+    )
+)
+"""Calls that have as large a part of backward as they have of forward."""
+_SAVES: Final = {
+    ADAM: ADAM_SAVES.value,
     ADAPTER: ADAPTER_SAVES.value,
     CELL: CELL_SAVES.value,
     SAME_PASSES: SAME_PASSES_SAVE.value,
 }
-"""Of calls that have as large a part of backward as they have of forward: what is saved of both."""
+"""The share of calls that is saved, where it is not all; of attention see `_attention_saves`."""
 
 
 def logging_stall(window: Window) -> Iterator[Loss]:
@@ -106,17 +113,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
-            if (saved := _attention_saves(rank) if call == ATTENTION else _SAVES_WITH_BACKWARD.get(call)) is not None:
-                back_s = found.seconds_per_step / max(rank.phase_s("forward"), found.seconds_per_step)
-                back_s *= rank.phase_s("backward")
-                found = replace(found, seconds_per_step=saved * (found.seconds_per_step + back_s))
-            if call == ADAM:
-                found = replace(found, seconds_per_step=ADAM_SAVES.value * found.seconds_per_step)
-            if call in (FOR_ALL_RANKS, PAIRS_OF_ALL_RANKS):
-                others = 1 - 1 / world_size(rank, window)
-                found = replace(found, seconds_per_step=others * found.seconds_per_step)
-            if call == ANOMALY:
-                found = replace(found, seconds_per_step=found.seconds_per_step + _nan_checks_s(rank))
+            found = replace(found, seconds_per_step=_saved_s(call, found.seconds_per_step, rank, window))
             in_library = "." in call and call != CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
                 continue  # a line that computes with tensors may be waiting for its GPU
@@ -211,6 +208,18 @@ def _with_copies(rank: RankWindow) -> dict[str, int]:
 def _graph_nodes(rank: RankWindow) -> float:
     """The nodes of the autograd graphs of a step; 0: not known."""
     return (number(section(rank.facts, "graph"), "nodes") or 0.0) * max(1, rank.microsteps) / max(1, rank.steps)
+
+
+def _saved_s(call: str, line_s: float, rank: RankWindow, window: Window) -> float:
+    """What the advice on a call saves of each step, of the time of its line and of what backward has of it."""
+    if call == ANOMALY:
+        return line_s + _nan_checks_s(rank)
+    saved = _attention_saves(rank) if call == ATTENTION else _SAVES.get(call, 1.0)
+    if call in (FOR_ALL_RANKS, PAIRS_OF_ALL_RANKS):
+        saved *= 1 - 1 / world_size(rank, window)
+    if call in _WITH_BACKWARD:
+        line_s += rank.phase_s("backward") * line_s / max(rank.phase_s("forward"), line_s)
+    return saved * line_s
 
 
 def _attention_saves(rank: RankWindow) -> float:
