@@ -30,6 +30,16 @@ def test_lines_that_follow_each_other_are_one_loss_at_the_first_that_holds_much_
     }
 
 
+@pytest.mark.parametrize(("logging", "told"), [(6, 31), (9, 34), (12, 25)])
+def test_a_line_that_logs_what_it_computes_costs_both(logging: int, told: int) -> None:
+    """If the first is no loss by itself; and what logs is not told for the few samples in which it computes."""
+    lines, calls = {"a.py:7": 25, "a.py:9": 4}, {"a.py:7": "torchmetrics.BinaryAUROC.compute", "a.py:9": "json.dumps"}
+    logged = {"a.py:7": logging, "a.py:9": 9}
+    found = advise(window(rank(samples=100, calling=lines, calls=calls, logged=logged, gpu=None)))
+
+    assert [each.evidence["samples_in_line"] for each in found if each.rule == "hot-line"] == [told]
+
+
 def test_a_line_that_works_on_tensors_is_not_one_with_the_call_below_it() -> None:
     lines, calls = {"train.py:10": 30, "train.py:11": 35}, {"train.py:10": "update", "train.py:11": "json.dump"}
     (on_gpu,) = advise(window(rank(samples=100, calling=lines, calls=calls)))

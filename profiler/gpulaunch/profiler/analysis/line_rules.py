@@ -101,7 +101,7 @@ def logging_stall(window: Window) -> Iterator[Loss]:
 def hot_line(window: Window) -> Iterator[Loss]:
     """One line of the program, outside of the model's compute, holds a part of every step."""
     for rank in window.over.ranks:
-        for found in _sampled(rank, _with_copies(rank), "samples_in_line"):
+        for found in _sampled(rank, _with_copies(rank, _with_logs(rank)), "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
             meets = call.endswith(_MEETS)
             if meets:
@@ -186,11 +186,17 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
             )
 
 
-def _with_copies(rank: RankWindow) -> dict[str, int]:
-    """The samples of lines outside of the model's compute, where those of a function after a step that copies the
-    weights, to average them, are together at the first line of the copies: alone each may be too few. On a GPU what
-    averages may wait for it."""
-    lines = dict(rank.calling)
+def _with_logs(rank: RankWindow) -> dict[str, int]:
+    """The samples of lines outside of the model's compute, with those in which a line logs what it has computed, as
+    `self.log("auroc", self.auroc.compute())`, if that is the smaller part of it and no loss by itself."""
+    least = LOGGED.value * rank.samples
+    logged = {line: count for line, count in rank.logged.items() if count < least}
+    return {line: count + min(count, logged.get(line, 0)) for line, count in rank.calling.items()}
+
+
+def _with_copies(rank: RankWindow, lines: dict[str, int]) -> dict[str, int]:
+    """The samples of lines, where those of a function after a step that copies the weights, to average them, are
+    together at the first line of the copies: alone each may be too few. On a GPU what averages may wait for it."""
     if rank.gpu is not None:
         return lines
     copies = [line for line in lines if re.fullmatch(COPIES, rank.calls.get(line, ""))]

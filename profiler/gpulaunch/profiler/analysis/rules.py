@@ -508,7 +508,8 @@ RULES: Final = (
         "its operations, so that line computes in Python, or in C that keeps it. Of torch, what copies, gathers or "
         "prints what could stay as it is, collectives of objects, and the order of samples, if about every batch "
         "begins an epoch (`next(iter(loader))`). The evidence names the call.",
-        costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time; "
+        costs="The step, times the share of these samples among those of its steps, with those in which the same line "
+        "logs what it has computed; with a GPU at most its idle time; "
         "where ranks wait for each other, what it takes the last one; of what backward goes through its "
         "part of that, too; in anomaly mode what its checks at least take in backward; of copies of the weights all of "
         "the function that the loop calls after `backward`, or of a callback's method, as an average in place needs "
