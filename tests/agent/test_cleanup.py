@@ -17,11 +17,17 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 # The last rank's final upload: in a session of its own, it prints, and then writes.
 UPLOADS = """
-    import os, subprocess, sys
-    subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(2); print('UPLOADING', flush=True); open('uploaded', 'w')"],
-        start_new_session=True,
-    )
+    import subprocess, sys
+    helper = '''
+    import os, time
+    time.sleep(2)
+    for _ in range(600):
+        if os.path.exists("held"):
+            time.sleep(0.1)
+    print("UPLOADING", flush=True)
+    open("uploaded", "w")
+    '''
+    subprocess.Popen([sys.executable, "-c", helper], start_new_session=True)
 """
 
 
@@ -53,10 +59,12 @@ def test_a_helper_left_behind_by_a_rank_that_ended_well_goes_on_as_under_torchru
     assert (theirs.returncode, theirs.stdout) == (0, "UPLOADING\n")
     (tmp_path / "uploaded").unlink()
 
+    (tmp_path / "held").touch()
     run = gpulaunch.start("--nproc", "1", "--start-method", "spawn", program)
     run.wait_for("left running: pid ")
     wait_until(lambda: not alive(run.pid), "the launcher ends")
     assert not (tmp_path / "uploaded").exists(), "the launcher has not waited for it"
+    (tmp_path / "held").unlink()
     wait_until((tmp_path / "uploaded").exists, "the helper prints, and lives to write")
     ended = run.wait()
 
