@@ -10,6 +10,7 @@ from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, rank, rules, s
 from rule_cases import CASES, sharded_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.analysis.finding import place_of
 from gpulaunch.profiler.analysis.window import RankWindow
 
 
@@ -19,6 +20,17 @@ def test_small_collectives_cost_what_those_after_the_first_one_of_a_step_take() 
     ranks = [rank(number, phases_ms={"comm": 13.0}, sites=(site("small_collective", **calls),)) for number in range(4)]
 
     assert rules(window(*ranks)) == []
+
+
+def test_collectives_that_need_each_other_are_not_to_be_combined() -> None:
+    fault = CASES["small-collectives"].fault
+    place = str(place_of(fault.ranks[0].sites[0].text))
+
+    def with_chained(*lines: str) -> list[str]:
+        return rules(replace(fault, ranks=tuple(replace(each, chained=frozenset(lines)) for each in fault.ranks)))
+
+    assert with_chained(place) == []
+    assert with_chained(f"{place}0") == ["small-collectives"]
 
 
 def test_collectives_of_a_few_numbers_now_and_then_are_a_log() -> None:

@@ -70,6 +70,18 @@ def test_what_gathers_a_state_from_all_ranks_is_a_call_of_its_line_whatever_it_w
     assert samples.tally.calls[0, f"{program}:2"] == "torch.distributed.distributed_c10d.all_gather_object"
 
 
+def test_collectives_that_need_each_other_are_noted_by_their_line(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("for _ in range(3):\n    mass = share.sum(0)\n    all_reduce(mass)\n    share /= mass\n")
+    samples = StackSamples(Path("/"))
+    waits = Frame("all_reduce", f"{PACKAGES}/torch/distributed/distributed_c10d.py", 3000)
+    for line in (2, 3):
+        place = RankPlace(rank=line, local_rank=0, pid=os.getpid())
+        samples.add(place, "comm", [waits, Frame("<module>", str(program), line)])
+
+    assert samples.tally.chained == {f"{program}:3"}
+
+
 def test_predictions_that_are_gathered_belong_in_the_validation(program: str) -> None:
     samples = StackSamples(Path("/"))
     waits = Frame("all_gather_into_tensor", f"{PACKAGES}/torch/distributed/distributed_c10d.py", 4100)

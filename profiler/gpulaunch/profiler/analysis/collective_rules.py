@@ -55,9 +55,14 @@ def small_collectives(window: Window) -> Iterator[Loss]:
 def _small(rank: RankWindow) -> tuple[float, float, str]:
     """Seconds per step in a rank's small collectives, calls per step, and the line with most of the seconds.
 
-    Without the first one of each step: in that a rank waits for those that are late, and would elsewhere.
+    Without the first one of each step: in that a rank waits for those that are late, and would elsewhere. And without
+    those of a loop in which each needs the result of the last one.
     """
-    small = [site for site in rank.sites if site.kind == "small_collective" and site.text]
+    small = [
+        site
+        for site in rank.sites
+        if site.kind == "small_collective" and site.text and str(place_of(site.text)) not in rank.chained
+    ]
     longest = max(small, key=lambda site: site.gpu_ns, default=None)
     return (
         rank.per_step_s(sum(site.gpu_ns for site in small)),

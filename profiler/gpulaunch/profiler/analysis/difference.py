@@ -141,6 +141,7 @@ def _rank(
         loop_ends=_lines_of(rank, after.loop_ends),
         indexing=after.indexing.get(rank, 0) - before.indexing.get(rank, 0),
         saving_share=_saving_share(rank, after),
+        chained=after.chained,
         gil_waits=_grown(_functions_of(rank, before), _functions_of(rank, after)),
         gil_lines={(function, line): n for (whose, function, line), n in after.gil_waits.items() if whose == rank},
         thread_waits=after.thread_waits.get(rank, 0) - before.thread_waits.get(rank, 0),

@@ -415,7 +415,8 @@ RULES: Final = (
         "late ranks, which a single call would, too.",
         fix="`torch.stack` the numbers and reduce them once; for a log, every N steps.",
         suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP), or an `autograd.Function` "
-        "of the model does; they are `send` or `recv`; or the optimizer is `LBFGS`, whose passes need each other.",
+        "of the model does; they are `send` or `recv`; each needs what the last one of its loop has reduced, by "
+        "the source (Sinkhorn's algorithm); or the optimizer is `LBFGS`, whose passes need each other.",
         limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
     ),
     Rule(

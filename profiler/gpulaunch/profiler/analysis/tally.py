@@ -58,6 +58,7 @@ class Tally:
         self._stepping = Counter[RankLoop]()
         self._indexing = Counter[int]()
         self._saving = Counter[int]()
+        self._chained = set[str]()
         self._spanning: set[RankLine] = set()
         self._keeping_logits = Counter[RankLine]()
         self._elsewhere = Counter[int]()
@@ -115,6 +116,11 @@ class Tally:
     def add_backward(self, rank: int, at: str) -> None:
         """Count the program's innermost line, as `path:line`, of a sample in the phase backward."""
         count_up_to(self._backward, (rank, at), MOST_LINES)
+
+    def add_chained(self, at: str) -> None:
+        """Take note of a line, as `path:line`, of collectives that need each other's results."""
+        if len(self._chained) < MOST_LINES:
+            self._chained.add(at)
 
     def add_loops(self, phase: str, inside: Sequence[RankLoop], layers: Sequence[RankLoop]) -> None:
         """Count a sample of a step for the loops that it is in, of those that one operation could replace.
@@ -271,6 +277,11 @@ class Tally:
     def saving(self) -> Mapping[int, int]:
         """Those that save a checkpoint outside of the phase that is measured, by rank."""
         return dict(self._saving)
+
+    @property
+    def chained(self) -> frozenset[str]:
+        """Lines of collectives that need each other's results."""
+        return frozenset(self._chained)
 
     @property
     def gil_waits(self) -> Mapping[HolderLine, int]:

@@ -54,6 +54,8 @@ class Snapshot:
     """Those of them in a sampler that a dataloader asks for indices, by rank."""
     saving: Mapping[int, int] = field(default_factory=dict[int, int])
     """Those of them that save a checkpoint outside of the phase that is measured, by rank."""
+    chained: frozenset[str] = frozenset()
+    """Lines of collectives that need each other's results; see `chained_collectives`."""
     gil_waits: Mapping[tuple[int, str, str], int] = field(default_factory=dict[tuple[int, str, str], int])
     """Those of them that wait for the GIL, by rank, the function of the thread that holds it, and a line of it; with an
     empty line, all of the function. See `gil_waits.GilWaits`."""
@@ -147,6 +149,8 @@ class RankWindow:
     """Those of them in a sampler that a dataloader asks for indices."""
     saving_share: float = 0.0
     """Those that save a checkpoint outside of the phase `checkpoint`, of all since the start of the run; 0 if few."""
+    chained: frozenset[str] = frozenset()
+    """Lines of collectives that need each other's results."""
     before_backward: int = 0
     """Number of stack samples before backward, since the start of the run: what they show of a loop is known late, and
     then of all of them."""

@@ -61,6 +61,7 @@ class Findings:
                 loop_ends=tally.loop_ends,
                 indexing=tally.indexing,
                 saving=tally.saving,
+                chained=tally.chained,
                 gil_waits=tally.gil_waits,
                 thread_waits=tally.thread_waits,
                 backward=tally.backward,

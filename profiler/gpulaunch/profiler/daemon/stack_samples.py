@@ -96,6 +96,8 @@ class StackSamples:
         if innermost is not None and phase == "backward":
             self.tally.add_backward(place.rank, self._shown(place, innermost.file, innermost.line))
             self._add_loops_of_steps(place, frames)
+        if innermost is not None and self._sources.is_chained(innermost.file, innermost.line):
+            self.tally.add_chained(self._shown(place, innermost.file, innermost.line))
         if self._waits_for_gil(place, phase, frames, gil_holder):
             self.tally.add(place.rank, phase)  # nothing on its own stack is why it waits
             return

@@ -18,6 +18,7 @@ from gpulaunch.profiler.record.line_calls import CONSTANT, SAME_IN_LAYERS
 from gpulaunch.profiler.samplers.adam_by_hand import lines_of_adam
 from gpulaunch.profiler.samplers.after_backward import functions_that_step, lines_after_backward, makes_step
 from gpulaunch.profiler.samplers.called_names import called_name, generators_of
+from gpulaunch.profiler.samplers.chained_collectives import lines_of_chained
 from gpulaunch.profiler.samplers.constants import constants_of, constants_of_layers
 from gpulaunch.profiler.samplers.dropped_samples import lines_of_dropped_samples
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
@@ -101,6 +102,7 @@ class _Source:
     of_layers: dict[int, list[range]] = field(default_factory=dict[int, list[range]])
     repeated: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     dropping: dict[int, str] = field(default_factory=dict[int, str])
+    chained: set[int] = field(default_factory=set[int])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -197,6 +199,10 @@ class SourceLines:
         """Return whose samples a line prepares that are dropped then, see `dropped_samples`; empty: it does not."""
         return self._source(file).dropping.get(line, "")
 
+    def is_chained(self, file: str, line: int) -> bool:
+        """Whether a line is a collective that needs what the last one of its loop has reduced."""
+        return line in self._source(file).chained
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -240,6 +246,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.of_layers = _unless_it_fails(lambda: constants_of_layers(tree), source.of_layers)
     source.repeated = _unless_it_fails(lambda: lines_of_repeated_work(tree), source.repeated)
     source.dropping = _unless_it_fails(lambda: lines_of_dropped_samples(tree), source.dropping)
+    source.chained = _unless_it_fails(lambda: lines_of_chained(tree, makes_steps), source.chained)
     forget_nodes(tree)
     return source
 
