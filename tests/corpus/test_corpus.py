@@ -168,3 +168,15 @@ def test_totals_count_what_is_right_present_missed_and_false(load, tmp_path: Pat
     assert module.short_of(rows[:3], 0.6) == ["sick"]
     assert module.short_of([], 0.6) == []
     assert module.table(rows).count("\n") == len(rows) + 1
+
+
+def test_sick_programs_count_for_a_demand_at_the_pace_on_record_and_if_they_are_enough(load) -> None:
+    module = load("insight")
+    sick = [{"program": f"sick/{number}", "sick_ms": 10.0} for number in range(module.ENOUGH + 1)]
+    healthy = [{"program": "healthy/a", "sick_ms": 90.0}]
+    record = {row["program"]: {**row, "sick_ms": 10.0} for row in sick[1:] + healthy}
+    slow = {**sick[1], "sick_ms": 10.0 * module.SLOWER + 1}
+
+    assert module.telling(healthy + sick, record) == healthy + sick
+    assert module.telling([*healthy, *sick[:1], slow, *sick[2:]], record) == [*healthy, *sick[:1], *sick[2:]]
+    assert module.telling([*healthy, slow, *sick[2:]], record) == healthy
