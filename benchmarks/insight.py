@@ -271,13 +271,14 @@ def short_of(rows: Sequence[Row], share: float) -> list[str]:
 
 def telling(rows: Sequence[Row], before: Mapping[str, Row]) -> list[Row]:
     """Those that a demand is of: the healthy ones, and the sick ones at the pace on record, if they are enough."""
-    sick = [row for row in rows if row["program"].startswith("sick/")]
-    paced = [
-        row
-        for row in sick
-        if not row["sick_ms"] or row["sick_ms"] <= SLOWER * (before.get(row["program"], row)["sick_ms"] or 0.0)
-    ]
-    return [row for row in rows if row not in sick] + (paced if len(paced) >= ENOUGH else [])
+
+    def is_at_pace(row: Row) -> bool:
+        then_ms = before.get(row["program"], row)["sick_ms"] or 0.0
+        return not row["sick_ms"] or row["sick_ms"] <= SLOWER * then_ms
+
+    healthy = [row for row in rows if row["program"].startswith("healthy/")]
+    sick = [row for row in rows if row["program"].startswith("sick/") and is_at_pace(row)]
+    return healthy + (sick if len(sick) >= ENOUGH else [])
 
 
 def undisturbed(rows: Sequence[Row]) -> list[Row]:

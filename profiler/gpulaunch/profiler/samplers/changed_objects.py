@@ -143,7 +143,7 @@ def calls_between(functions: Iterable[Function]) -> dict[str, set[str]]:
 
 
 def reachable(names: Iterable[str], calls: Mapping[str, Iterable[str]]) -> set[str]:
-    """Functions, and all that they call, or that those call."""
+    """Functions, and all that they call, or that those call; or names, and all that they are computed from."""
     found, todo = set[str](), list(names)
     while todo:
         each = todo.pop()
