@@ -16,6 +16,7 @@ from gpulaunch.profiler.analysis.facts import number, section, text, world_size
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
+from gpulaunch.profiler.analysis.one_rank_lines import lines_of_one_rank
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
     ADAM_SAVES,
@@ -100,6 +101,15 @@ def logging_stall(window: Window) -> Iterator[Loss]:
 
 def hot_line(window: Window) -> Iterator[Loss]:
     """One line of the program, outside of the model's compute, holds a part of every step."""
+    told = list(_in_steps(window))
+    yield from told
+    for found in lines_of_one_rank(window.over):
+        if not any((found.rank, found.place) == (each.rank, each.place) for each in told):
+            yield found
+
+
+def _in_steps(window: Window) -> Iterator[Loss]:
+    """The lines of which there are samples enough."""
     for rank in window.over.ranks:
         for found in _sampled(rank, _with_copies(rank, _with_logs(rank)), "samples_in_line"):
             call = rank.calls.get(str(found.place), "")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gpulaunch.profiler.analysis.one_rank_lines import ONLY_ONE
 from gpulaunch.profiler.record import Finding
 
 _EXPLAINING: Final = ("hot-line", "logging-stall")
@@ -132,8 +133,9 @@ def _owner(late: Finding, findings: Iterable[Finding]) -> Finding | None:
 
 
 def _with(owner: Finding, late: Finding) -> Finding:
+    only = ONLY_ONE.format(rank=late.ranks[0])
     return replace(
         owner,
         evidence={**owner.evidence, "straggler_excess_seconds_per_step": late.seconds_per_step},
-        advice=f"{owner.advice} Only rank {late.ranks[0]} does it, and the other ranks wait for it.",
+        advice=owner.advice if only in owner.advice else f"{owner.advice} {only}",
     )

@@ -508,10 +508,12 @@ RULES: Final = (
         "forward pass only to compare its predictions, or always with the GIL: torch releases it for each of "
         "its operations, so that line computes in Python, or in C that keeps it. Of torch, what copies, gathers or "
         "prints what could stay as it is, collectives of objects, and the order of samples, if about every batch "
-        "begins an epoch (`next(iter(loader))`). The evidence names the call.",
+        "begins an epoch (`next(iter(loader))`). The evidence names the call. Of a line in which one rank alone was "
+        "sampled, fewer samples are enough without a GPU, if it is late by that, and the others are measured to wait.",
         costs="The step, times the share of these samples among those of its steps, with those in which the same line "
         "logs what it has computed; with a GPU at most its idle time; "
-        "where ranks wait for each other, what it takes the last one; of what backward goes through its "
+        "where ranks wait for each other, what it takes the last one, or what they wait for the one rank that has it; "
+        "of what backward goes through its "
         "part of that, too; in anomaly mode what its checks at least take in backward; of copies of the weights all of "
         "the function that the loop calls after `backward`, or of a callback's method, as an average in place needs "
         "none of it. A bound, if the line computes with tensors or in Python: the program may need that.",
@@ -526,6 +528,7 @@ RULES: Final = (
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
             *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
+            *(thresholds.SAMPLES_OF_ONE_RANK, thresholds.STRAGGLES_S),
             *(thresholds.NAN_CHECK_US, thresholds.NAN_CHECK_NS, thresholds.NAN_CHECK_SHARE),
             *(thresholds.CELL_SAVES, thresholds.ATTENTION_SAVES, thresholds.ADAM_SAVES),
             *(thresholds.MAPPED_ATTENTION_SAVES, thresholds.MAPPED_MIB),

@@ -97,12 +97,17 @@ _GPU: Final = _Clock(name="gpu_", own=("forward", "optimizer"), waiting=("backwa
 
 def straggler(window: Window) -> Iterator[Loss]:
     """A rank that the other ranks wait for at every step, and why it is late."""
-    if len(window.ranks) < 2 or _work_in_turns(window) or _train_different(window):
+    if not are_alike(window):
         return
     late = list(_late(window, _PROGRAM))
     if not late and all(rank.gpu_time and rank.gpu_time.steps >= SLOW_WINDOW_STEPS.value for rank in window.ranks):
         late = list(_late(window, _GPU))
     yield from late
+
+
+def are_alike(window: Window) -> bool:
+    """Whether there are several ranks, which train the same model with a batch each."""
+    return len(window.ranks) > 1 and not _work_in_turns(window) and not _train_different(window)
 
 
 def _work_in_turns(window: Window) -> bool:

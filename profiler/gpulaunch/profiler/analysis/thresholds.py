@@ -435,6 +435,12 @@ SAME_PASSES_SAVE: Final = Limit(
 SAMPLES_OF_A_LINE: Final = Limit(
     name="samples of a line", value=4, unit="samples", why="a line may be sampled by chance, but not repeatedly"
 )
+SAMPLES_OF_ONE_RANK: Final = Limit(
+    name="samples of one rank",
+    value=6,
+    unit="samples",
+    why="of two ranks that run a line alike, one has these and the other none once in 64 times",
+)
 GRAPH_NODES: Final = Limit(
     name="nodes of a graph",
     value=200,

@@ -1,0 +1,69 @@
+"""Lines that one rank alone runs, such as pictures that only rank 0 writes, where the other ranks wait for it.
+
+That the others wait is measured, and so is how long it is late; the samples only have to say in which line. So fewer of
+them are enough than where they are all that is known of a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
+from gpulaunch.profiler.analysis.line_advice import advice_on
+from gpulaunch.profiler.analysis.stats import median_high, median_low
+from gpulaunch.profiler.analysis.straggler_rules import are_alike
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAMPLES_OF_ONE_RANK, STRAGGLES_S
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+ONLY_ONE: Final = "Only rank {rank} does it, and the other ranks wait for it."
+
+
+def lines_of_one_rank(window: Window) -> Iterator[Loss]:
+    """Yield the line outside of the model's compute in which one rank alone was sampled, if that is why it is late.
+
+    Args:
+        window: whose samples and times are judged, the longest one that there is.
+    """
+    if not are_alike(window):
+        return
+    for rank in window.ranks:
+        if rank.gpu is not None:
+            continue  # the line may be where this rank waits for its GPU, and the others do so elsewhere
+        others = {line for each in window.ranks if each is not rank for line in each.calling}
+        counts = {line: count for line, count in rank.calling.items() if line not in others}
+        line = max(counts, key=counts.__getitem__, default="")
+        late_s = _between_s(rank) - median_low(map(_between_s, window.ranks))
+        waited_s = median_high(map(_waiting_s, window.ranks)) - _waiting_s(rank)
+        if counts.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
+            continue
+        if min(late_s, waited_s) < max(STRAGGLES_S.value, LOST_MEASURED.value * rank.step_s):
+            continue
+        if counts[line] / rank.samples * rank.step_s < 0.5 * late_s:
+            continue  # something else is why
+        call = rank.calls.get(line, "")
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=min(late_s, waited_s),
+            step_s=rank.step_s,
+            confidence=DERIVED,
+            evidence={
+                "step_seconds": rank.step_s,
+                "samples": rank.samples,
+                "samples_in_line": counts[line],
+                "late_seconds_per_step": late_s,
+                **({"call": call} if call else {}),
+            },
+            advice=f"{advice_on(call)} {ONLY_ONE.format(rank=rank.rank)}",
+            place=place_of(line),
+        )
+
+
+def _between_s(rank: RankWindow) -> float:
+    """Of a step, what a rank does between its steps, and its forward pass: without a dataloader they are one phase."""
+    return rank.phase_s("forward") + rank.phase_s("other")
+
+
+def _waiting_s(rank: RankWindow) -> float:
+    """Of a step, the phases in which a rank also waits for the others."""
+    return rank.phase_s("backward") + rank.phase_s("comm") + rank.phase_s("sync")
