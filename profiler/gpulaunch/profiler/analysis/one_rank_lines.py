@@ -1,12 +1,12 @@
 """Lines that one rank alone runs, such as pictures that only rank 0 writes, where the other ranks wait for it.
 
-That the others wait is measured, and so is how long it is late; the samples only have to say in which line. So fewer of
-them are enough than where they are all that is known of a line.
+That the others wait is measured, and so is how long it is late, and its main thread works; the samples only have to say
+in which line. So fewer of them are enough than where they are all that is known of a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
@@ -22,6 +22,8 @@ ONLY_ONE: Final = "Only rank {rank} does it, and the other ranks wait for it."
 def lines_of_one_rank(window: Window) -> Iterator[Loss]:
     """Yield the line outside of the model's compute in which one rank alone was sampled, if that is why it is late.
 
+    It takes what it was sampled for, at least what the others are measured to wait: they may be slower by themselves.
+
     Args:
         window: whose samples and times are judged, the longest one that there is.
     """
@@ -30,21 +32,23 @@ def lines_of_one_rank(window: Window) -> Iterator[Loss]:
     for rank in window.ranks:
         if rank.gpu is not None:
             continue  # the line may be where this rank waits for its GPU, and the others do so elsewhere
-        others = {line for each in window.ranks if each is not rank for line in each.calling}
-        counts = {line: count for line, count in rank.calling.items() if line not in others}
+        others = [each for each in window.ranks if each is not rank]
+        elsewhere = {line for each in others for line in each.calling}
+        counts = {line: count for line, count in rank.calling.items() if line not in elsewhere}
         line = max(counts, key=counts.__getitem__, default="")
-        late_s = _between_s(rank) - median_low(map(_between_s, window.ranks))
-        waited_s = median_high(map(_waiting_s, window.ranks)) - _waiting_s(rank)
         if counts.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
             continue
-        if min(late_s, waited_s) < max(STRAGGLES_S.value, LOST_MEASURED.value * rank.step_s):
+        line_s = counts[line] / rank.samples * rank.step_s
+        late_s = _between_s(rank) - median_low(map(_between_s, window.ranks))
+        waited_s = median_high(map(_waiting_s, window.ranks)) - _waiting_s(rank)
+        if max(line_s, late_s) < LOST_MEASURED.value * rank.step_s or late_s < STRAGGLES_S.value:
             continue
-        if counts[line] / rank.samples * rank.step_s < 0.5 * late_s:
-            continue  # something else is why
+        if min(late_s, waited_s, _works_longer_s(rank, others)) < 0.5 * line_s or line_s < 0.5 * late_s:
+            continue  # something else is why, or this is the one that waits
         call = rank.calls.get(line, "")
         yield Loss(
             rank=rank.rank,
-            seconds_per_step=min(late_s, waited_s),
+            seconds_per_step=max(line_s, min(late_s, waited_s)),
             step_s=rank.step_s,
             confidence=DERIVED,
             evidence={
@@ -57,6 +61,12 @@ def lines_of_one_rank(window: Window) -> Iterator[Loss]:
             advice=f"{advice_on(call)} {ONLY_ONE.format(rank=rank.rank)}",
             place=place_of(line),
         )
+
+
+def _works_longer_s(rank: RankWindow, others: Sequence[RankWindow]) -> float:
+    """How much longer than theirs the main thread of a rank runs in a step; 0 where it is not known."""
+    run_s = [each.per_step_s(1e9 * each.main_thread_s) for each in (rank, *others) if each.main_thread_s is not None]
+    return run_s[0] - median_low(run_s[1:]) if len(run_s) == 1 + len(others) else 0.0
 
 
 def _between_s(rank: RankWindow) -> float:

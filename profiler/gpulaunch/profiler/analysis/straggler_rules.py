@@ -125,7 +125,9 @@ def _train_different(window: Window) -> bool:
         return False
     elements = [number(section(rank.facts, "gradients"), "elements") for rank in window.ranks]
     known = [each for each in elements if each]
-    return len(known) == len(elements) and max(known) > (1.0 + LOST.value) * min(known)
+    if len(known) < len(elements):
+        return len(known) > 0  # one that has none does not train
+    return max(known) > (1.0 + LOST.value) * min(known)
 
 
 def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
