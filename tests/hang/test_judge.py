@@ -334,6 +334,9 @@ WORK = {
     ],
     "it waits for a CPU": still(ELSEWHERE, state="R"),
     "a compile worker below it gets no CPU": [replace(one, running=(7, 8)) for one in still(ELSEWHERE)],
+    "a compile worker below it gets hardly any CPU, and is looked at between": [
+        replace(one, wanted_s={7: 0.6 * one.at_s}) for one in still(ELSEWHERE)
+    ],
     "it spins in one place, with a GPU": still(ELSEWHERE, cores=1.0, gpu=True),
 }
 
@@ -361,6 +364,15 @@ def test_a_logger_below_it_that_runs_now_and_then_is_no_work() -> None:
     samples = [replace(one, running=(7,) if i % 2 else (8,)) for i, one in enumerate(still(ELSEWHERE))]
 
     assert decide((standing(0, Region.OTHER, quiet_s=1e6), samples)).rule == "timeout"
+
+
+def test_a_logger_below_it_that_waits_for_a_core_after_each_look_is_no_work() -> None:
+    """And one that is started anew each time, after it has waited long."""
+    polls = [replace(one, wanted_s={7: 0.4 * one.at_s}) for one in still(ELSEWHERE)]
+    anew = [replace(one, wanted_s={i: 9.0}) for i, one in enumerate(still(ELSEWHERE))]
+
+    for samples in (polls, anew):
+        assert decide((standing(0, Region.OTHER, quiet_s=1e6), samples)).rule == "timeout"
 
 
 def test_while_a_rank_works_none_is_acted_on() -> None:

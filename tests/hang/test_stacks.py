@@ -364,10 +364,14 @@ def test_what_runs_below_a_rank_is_known(toys: Any) -> None:
         f"import os, subprocess, sys\nREADY()\nsubprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])\n"
     )
     until_s = time.monotonic() + PATIENCE_S
-    while not (running := proc.read(rank.pid, {}).running) and time.monotonic() < until_s:
+    while not (reading := proc.read(rank.pid, {})).running and time.monotonic() < until_s:
         time.sleep(0.01)
+    time.sleep(0.5)
+    later = proc.read(rank.pid, {})
 
-    assert running == tuple(linux.descendants_of(rank.pid)) != ()
+    (child_pid,) = reading.running
+    assert [child_pid] == linux.descendants_of(rank.pid)
+    assert later.wanted_s[child_pid] - reading.wanted_s[child_pid] > 0.4, "it runs, or waits for a core"
 
 
 def test_a_rank_that_is_gone_reads_as_gone() -> None:

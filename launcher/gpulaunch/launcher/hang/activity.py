@@ -19,6 +19,8 @@ _SPIN_CORES = 0.5
 _MAX_DELAYED = 0.8
 """The part of the time without a core that is taken into account: beyond, too little was seen of the rank."""
 _BUSY_BYTES_PER_S = 65536
+_READY = 0.5
+"""The part of the time in which a process runs, or is ready to without a core, only if it works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +195,15 @@ def _bytes_per_s(before: Sample, after: Sample) -> float:
 def _still_idle(before: Sample, after: Sample) -> bool:
     """The rank and all of its descendants rest, in the same place.
 
-    A compiler below it may get less than `_BUSY_CORES` of a crowded host: running in both samples, it works all the
-    same. In one sample it may be a logger that polls.
+    A compiler below it may get less than `_BUSY_CORES` of a crowded host: running in both samples, or ready to most of
+    the time between them, it works all the same. In one sample it may be a logger that polls.
     """
     if after.state == "R" or _moved(before, after) or not set(before.running).isdisjoint(after.running):
+        return False
+    lasted_s = after.at_s - before.at_s
+    if any(
+        wanted_s - before.wanted_s.get(pid, wanted_s) > _READY * lasted_s for pid, wanted_s in after.wanted_s.items()
+    ):
         return False
     moves = _bytes_per_s(before, after) >= _BUSY_BYTES_PER_S
     return not moves and _cores(before.tree_ticks, after.tree_ticks, before, after) < _BUSY_CORES

@@ -142,6 +142,7 @@ class Session:
             tree_ticks=reading.tree_ticks,
             main_delay_s=reading.main_delay_s,
             running=reading.running,
+            wanted_s=reading.wanted_s,
             io_bytes=reading.io_bytes,
             gil_thread=holder.os_id if holder else 0,
             gil_frames=holder.frames if holder else (),
@@ -227,8 +228,8 @@ def busy_worker(pids: Sequence[int]) -> tuple[int, tuple[Frame, ...]]:
 
 
 def _numbers(sample: Sample) -> dict[str, Any]:
-    """A sample without its stacks: those of the last sample are given in full."""
-    return {name: value for name, value in vars(sample).items() if not name.endswith("frames")}
+    """A sample without its stacks, of which those of the last one are given in full, and without its descendants."""
+    return {name: value for name, value in vars(sample).items() if not name.endswith(("frames", "wanted_s"))}
 
 
 def serve(requests: IO[str], answers: IO[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpulaunch.launcher.hang import sockets
 from gpulaunch.launcher.loop import linux
@@ -36,6 +36,8 @@ class Reading:
     main_delay_s: float = 0.0
     running: tuple[int, ...] = ()
     """Its descendants that run or wait for a core."""
+    wanted_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    """How long the first thread of each descendant has run, or been ready to without a core."""
     io_bytes: int = 0
     workers: tuple[int, ...] = ()
     """Its dataloader workers."""
@@ -65,8 +67,9 @@ def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
         main_ticks=main[1],
         own_ticks=own[1],
         tree_ticks=sum(own[1:]) + sum(own_ticks + dead_ticks for _, (_, own_ticks, dead_ticks) in stats),
-        main_delay_s=_run_delay_s(pid),
+        main_delay_s=_scheduled_s(pid)[1],
         running=tuple(one for one, (state, *_) in stats if state == "R"),
+        wanted_s={one: sum(_scheduled_s(one)) for one, _ in stats},
         io_bytes=io_bytes,
         workers=workers,
         gpu=_has_gpu(pid),
@@ -96,16 +99,17 @@ def _stat(path: str) -> tuple[str, int, int] | None:
         return None
 
 
-def _run_delay_s(pid: int) -> float:
-    """How long the main thread has been ready to run without a core; 0 if the kernel does not count it.
+def _scheduled_s(pid: int) -> tuple[float, float]:
+    """How long the main thread has run, and been ready to run without a core; 0 if the kernel does not count it.
 
-    Documentation/scheduler/sched-stats.rst: the second value of `/proc/<pid>/schedstat`, in nanoseconds.
+    Documentation/scheduler/sched-stats.rst: the first values of `/proc/<pid>/schedstat`, in nanoseconds.
     """
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as schedstat:
-            return int(schedstat.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+            run_ns, delay_ns, *_ = map(int, schedstat.read().split())
+            return run_ns / 1e9, delay_ns / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0
 
 
 def _io_bytes(path: str) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -90,6 +90,8 @@ class Sample:
     """How long the main thread has been ready to run without a core, since its start."""
     running: tuple[int, ...] = ()
     """Its descendants that run or wait for a core."""
+    wanted_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    """How long each descendant has run, or been ready to without a core, since its start."""
     io_bytes: int = 0
     """Bytes that the process and its loader workers have read and written."""
     gil_thread: int = 0
