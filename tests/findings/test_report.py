@@ -64,6 +64,13 @@ def test_the_newest_run_is_reported(here: Path, capsys: pytest.CaptureFixture[st
     )
 
 
+def test_a_loss_of_seconds_is_told_in_seconds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run(here / "slow", replace(SYNC, seconds_per_step=2.643, seconds_per_hour=3498.0))
+
+    assert report.run(["slow"]) == 0
+    assert "  2.64 s of every step, 3498 s of every hour; " in capsys.readouterr().out
+
+
 def test_a_run_is_named_by_its_directory_or_its_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a_run(here / "gpulaunch-runs" / "mine", LEAK)
     a_run(here / "elsewhere", SYNC)

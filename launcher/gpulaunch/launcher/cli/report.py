@@ -251,7 +251,9 @@ def _counted(findings: Sequence[object]) -> str:
 def _cost(found: Mapping[str, Any]) -> str:
     if not found["seconds_per_step"]:
         return "costs no time, or none yet"
-    return f"{1e3 * found['seconds_per_step']:.3g} ms of every step, {found['seconds_per_hour']:.0f} s of every hour"
+    step_s = found["seconds_per_step"]
+    of_step = f"{1e3 * step_s:.3g} ms" if step_s < 0.9995 else f"{step_s:.3g} s"
+    return f"{of_step} of every step, {found['seconds_per_hour']:.0f} s of every hour"
 
 
 def _ranks(ranks: Sequence[object]) -> str:
