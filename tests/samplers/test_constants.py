@@ -256,6 +256,58 @@ def test_a_method_that_another_class_has_too_may_be_another() -> None:
     assert LINE not in constants_of(ast.parse(source + other))
 
 
+POLYNOMIALS = """
+import torch
+from torch import nn
+
+class Roads(nn.Module):
+    def __init__(self, near, order):
+        super().__init__()
+        self.order = order
+        self.register_buffer("near", near)
+
+    def polynomials(self):
+        near = self.near / self.near.sum()
+        terms = [torch.eye(near.size(0)), near]
+        for _ in range(2, self.order):
+            terms.append(2.0 * near @ terms[-1] - terms[-2])
+        return torch.stack(terms)
+
+    def forward(self, x):
+        return torch.einsum("kmn,bnc->bkmc", self.polynomials(), x)
+"""
+
+
+def test_a_list_of_what_stays_is_the_same_as_all_of_it() -> None:
+    lines = POLYNOMIALS.splitlines()
+    told = {lines[line - 1].strip() for line in constants_of(ast.parse(POLYNOMIALS))}
+    assert told == {"near = self.near / self.near.sum()", lines[-1].strip()}
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("terms.append(2.0", "terms[-1] += 1\n            terms.append(2.0"),
+        ("terms.append(2.0", "terms[-1].mul_(2)\n            terms.append(2.0"),
+        ("terms.append(2.0", "last = terms[-1]\n            terms.append(2.0"),
+        ("terms.append(2.0", "terms.append(torch.rand(2)); terms.append(2.0"),
+        ("terms.append(2.0", "self.seen(terms); terms.append(2.0"),
+        ("terms.append(2.0", "terms.pop(); terms.append(2.0"),
+        ("return torch.stack(terms)", "self.terms = terms\n        return torch.stack(terms)"),
+        ("return torch.stack(terms)", "return terms"),
+        ("return torch.stack(terms)", "return torch.stack(terms, out=self.out)"),
+        ("terms = [torch", "terms = [self.weights, torch"),
+        ("self.order = order", "self.order = nn.Parameter(order)"),
+        ("return torch.einsum", "self.order += 1\n        return torch.einsum"),
+    ],
+)
+def test_a_list_whose_elements_may_change_is_not(was: str, now: str) -> None:
+    assert POLYNOMIALS.count(was) == 1
+    source = POLYNOMIALS.replace(was, now)
+    call = next(line for line, text in enumerate(source.splitlines(), 1) if "einsum" in text)
+    assert call not in constants_of(ast.parse(source))
+
+
 def test_functions_that_call_each_other_end() -> None:
     source = (
         "import torch\ndef f(n):\n    return g(3)\ndef g(n):\n    return f(n)\nclass A(A):\n    def f2(self, n): pass"

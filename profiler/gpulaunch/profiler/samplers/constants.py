@@ -203,6 +203,8 @@ class Module:
                 return value is not node or self.is_read(parent)
             case ast.Tuple() | ast.List():
                 match self.parents[parent]:
+                    case ast.Assign(targets=[ast.Name() as name]):
+                        return isinstance(parent, ast.List) and self.is_list_of_read(name)
                     case ast.Subscript(slice=index):
                         return index is parent
                     case ast.Call(func=function) as given:
@@ -216,6 +218,8 @@ class Module:
                 return name in OF_A_TENSOR or (name in TRANSPOSED and self.is_read(parent))
             case ast.Call(func=ast.Name(id="len" | "range")):
                 return True
+            case ast.Call(func=ast.Attribute(value=ast.Name() as name, attr="append")) if node in parent.args:
+                return self.is_list_of_read(name)
             case ast.Call(func=function) if function is not node and self.is_of_package(function):
                 return self._reads(parent)
             case ast.Call(func=ast.Attribute(value=ast.Call() as made, attr=name)) if name in FILLS | COMPUTE | VIEWS:
@@ -225,6 +229,28 @@ class Module:
                 if called is None or not self.gives_the_same(called):
                     return False
                 return self._gives_new(called) or self.is_read(parent)
+            case _:
+                return False
+
+    def is_list_of_read(self, name: ast.Name) -> bool:
+        """Whether a name of a function stands for one list, to which it only adds, and whose elements it only reads."""
+        at: ast.AST | None = name
+        while at is not None and not isinstance(at, Function):
+            at = self.parents.get(at)
+        nodes = [node for node in nodes_of(at) if isinstance(node, ast.Name) and node.id == name.id] if at else []
+        made, *reads = sorted(nodes, key=lambda each: not is_set(each)) or [name]
+        assign = self.parents[made]
+        is_list = is_set(made) and isinstance(assign, ast.Assign) and isinstance(assign.value, ast.List)
+        return is_list and all(map(self._is_read_or_added_to, reads))
+
+    def _is_read_or_added_to(self, node: ast.Name) -> bool:
+        match parent := self.parents[node]:
+            case ast.Subscript(value=value, ctx=ast.Load()) if value is node:
+                return self.is_read(parent)
+            case ast.Attribute(attr="append"):
+                return isinstance(self.parents[parent], ast.Call)
+            case ast.Call(func=function) if self.is_of_package(function):
+                return last_name(parent) in COMPUTE and is_plain_call(parent)
             case _:
                 return False
 

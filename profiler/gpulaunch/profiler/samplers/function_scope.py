@@ -98,7 +98,8 @@ class Scope:
         if not isinstance(statement, ast.Assign):
             return isinstance(statement, ast.Return)
         names = names_set(statement)
-        return bool(names) and names.isdisjoint(self._changed)
+        is_list = isinstance(statement.value, ast.List)  # it may be added to
+        return bool(names) and names.isdisjoint(self._changed) and not is_list
 
     def is_plain(self, statement: ast.stmt) -> bool:
         """Whether a statement is one of a plain sequence: it does the same in every call, and changes nothing."""
@@ -107,6 +108,10 @@ class Scope:
                 return True
             case ast.Return(value=value) if value is not None:
                 return self.stays(value)
+            case ast.Assign(targets=[ast.Name() as made], value=ast.List() as value):
+                return self.stays(value) and self._module.is_list_of_read(made)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as to, attr="append"), args=[value])):
+                return self.stays(value) and self._module.is_list_of_read(to)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 return self.stays(value) and (self.is_unchanged(name) or self._is_made_here(name))
             case ast.Assign(targets=[ast.Tuple(elts=parts)], value=value):
@@ -162,7 +167,8 @@ class Scope:
             return True
         is_of_package = self._module.is_of_package(call.func)
         called = None if is_of_package else self._module.function_of(call, self._of)
-        of_numbers = set(parts) if is_of_package and name in NUMBERS | ROOM else set[ast.expr]()
+        takes_numbers = name in NUMBERS | ROOM if is_of_package else (name, on) == ("range", None)
+        of_numbers = set(parts) if takes_numbers else set[ast.expr]()
         if called is not None:
             of_numbers = set(self._module.given_as_numbers(call, called))
         if not is_plain_call(call) or not all(
