@@ -12,7 +12,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
 from gpulaunch.profiler.analysis.line_advice import advice_on
 from gpulaunch.profiler.analysis.stats import median_high, median_low
-from gpulaunch.profiler.analysis.straggler_rules import are_alike
+from gpulaunch.profiler.analysis.straggler_rules import PROGRAM, are_alike
 from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAMPLES_OF_ONE_RANK, STRAGGLES_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
@@ -40,7 +40,7 @@ def lines_of_one_rank(window: Window) -> Iterator[Loss]:
             continue
         line_s = counts[line] / rank.samples * rank.step_s
         late_s = _between_s(rank) - median_low(map(_between_s, window.ranks))
-        waited_s = median_high(map(_waiting_s, window.ranks)) - _waiting_s(rank)
+        waited_s = median_high(map(PROGRAM.waiting_s, window.ranks)) - PROGRAM.waiting_s(rank)
         if max(line_s, late_s) < LOST_MEASURED.value * rank.step_s or late_s < STRAGGLES_S.value:
             continue
         if min(late_s, waited_s, _works_longer_s(rank, others)) < 0.5 * line_s or line_s < 0.5 * late_s:
@@ -72,8 +72,3 @@ def _works_longer_s(rank: RankWindow, others: Sequence[RankWindow]) -> float:
 def _between_s(rank: RankWindow) -> float:
     """Of a step, what a rank does between its steps, and its forward pass: without a dataloader they are one phase."""
     return rank.phase_s("forward") + rank.phase_s("other")
-
-
-def _waiting_s(rank: RankWindow) -> float:
-    """Of a step, the phases in which a rank also waits for the others."""
-    return rank.phase_s("backward") + rank.phase_s("comm") + rank.phase_s("sync")

@@ -85,13 +85,14 @@ def _gpu_phase_s(rank: RankWindow, phase: str) -> float:
     return spent_ns[phase] / 1e9 / timed.steps
 
 
-_PROGRAM: Final = _Clock(
+PROGRAM: Final = _Clock(
     name="",
     own=("data_wait", "h2d", "forward", "optimizer", "gc", "other"),
     # Saving and compiling have their own rules; validation differs between ranks for other reasons.
     waiting=("backward", "comm", "sync"),
     phase_s=RankWindow.phase_s,
 )
+"""The clock of the program."""
 _GPU: Final = _Clock(name="gpu_", own=("forward", "optimizer"), waiting=("backward",), phase_s=_gpu_phase_s)
 
 
@@ -99,7 +100,7 @@ def straggler(window: Window) -> Iterator[Loss]:
     """A rank that the other ranks wait for at every step, and why it is late."""
     if not are_alike(window):
         return
-    late = list(_late(window, _PROGRAM))
+    late = list(_late(window, PROGRAM))
     if not late and all(rank.gpu_time and rank.gpu_time.steps >= SLOW_WINDOW_STEPS.value for rank in window.ranks):
         late = list(_late(window, _GPU))
     yield from late
@@ -139,7 +140,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         excess_s = _above_usual(window, rank, clock.own_s)
         least_s = max(STRAGGLES_S.value, LOST.value * rank.step_s)
         likewise_s = 0.0
-        if excess_s < least_s and clock is _PROGRAM:
+        if excess_s < least_s and clock is PROGRAM:
             likewise_s = _slower_likewise_s(window, rank)
         if excess_s + likewise_s < least_s:
             continue
@@ -159,7 +160,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         if dispatch_of(window, rank) is not None:
             continue  # `one_rank_fetches` reports it
         slower_s = likewise_s
-        if not likewise_s and clock is _PROGRAM and _knows_exposed(window):
+        if not likewise_s and clock is PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
         if likewise_s or slower_s >= LOST.value * rank.step_s:  # less is within the error of logging one of a hundred
             by_phase["backward"] = slower_s
@@ -238,7 +239,7 @@ def _knows_exposed(window: Window) -> bool:
 def _slower_likewise_s(window: Window, rank: RankWindow) -> float:
     """What backward takes longer than usual, as far as the same is true of forward, and the others wait for that: what
     DDP has logged of a few steps is no proof by itself."""
-    forward_s, backward_s = (_phase_above_usual(window, rank, _PROGRAM, each) for each in ("forward", "backward"))
+    forward_s, backward_s = (_phase_above_usual(window, rank, PROGRAM, each) for each in ("forward", "backward"))
     usual_forward_s = rank.phase_s("forward") - forward_s
     if not _knows_exposed(window) or not usual_forward_s:
         return 0.0
