@@ -293,6 +293,7 @@ def test_a_list_of_what_stays_is_the_same_as_all_of_it() -> None:
         ("terms.append(2.0", "terms.append(torch.rand(2)); terms.append(2.0"),
         ("terms.append(2.0", "self.seen(terms); terms.append(2.0"),
         ("terms.append(2.0", "terms.pop(); terms.append(2.0"),
+        ("terms.append(2.0", "terms.append(terms[-1]); terms.append(2.0"),
         ("return torch.stack(terms)", "self.terms = terms\n        return torch.stack(terms)"),
         ("return torch.stack(terms)", "return terms"),
         ("return torch.stack(terms)", "return torch.stack(terms, out=self.out)"),
@@ -306,6 +307,22 @@ def test_a_list_whose_elements_may_change_is_not(was: str, now: str) -> None:
     source = POLYNOMIALS.replace(was, now)
     call = next(line for line, text in enumerate(source.splitlines(), 1) if "einsum" in text)
     assert call not in constants_of(ast.parse(source))
+
+
+def test_a_list_of_the_module_may_be_used_by_anything() -> None:
+    assert constants_of(ast.parse(POLYNOMIALS))
+    assert not constants_of(ast.parse(POLYNOMIALS + "\nroads = Roads(near, 3)\nall_of_them = [roads.near]\n"))
+
+
+def test_a_list_that_is_added_to_often_takes_no_time_that_grows_with_its_square() -> None:
+    def took_s(adds: int) -> float:
+        added = "\n".join(["            terms.append(near)"] * adds)
+        tree = ast.parse(POLYNOMIALS.replace("            terms.append(2.0 * near @ terms[-1] - terms[-2])", added))
+        began_s = time.process_time()
+        assert len(constants_of(tree)) == 2
+        return time.process_time() - began_s
+
+    assert min(took_s(3000) for _ in range(3)) < 30 * min(took_s(300) for _ in range(3)), "ten times as many"
 
 
 def test_functions_that_call_each_other_end() -> None:

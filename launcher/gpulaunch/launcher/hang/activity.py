@@ -193,20 +193,21 @@ def _bytes_per_s(before: Sample, after: Sample) -> float:
 
 
 def _still_idle(before: Sample, after: Sample) -> bool:
-    """The rank and all of its descendants rest, in the same place.
-
-    A compiler below it may get less than `_BUSY_CORES` of a crowded host: running in both samples, or ready to most of
-    the time between them, it works all the same. In one sample it may be a logger that polls.
-    """
-    if after.state == "R" or _moved(before, after) or not set(before.running).isdisjoint(after.running):
-        return False
-    lasted_s = after.at_s - before.at_s
-    if any(
-        wanted_s - before.wanted_s.get(pid, wanted_s) > _READY * lasted_s for pid, wanted_s in after.wanted_s.items()
-    ):
+    """The rank and all of its descendants rest, in the same place."""
+    if after.state == "R" or _moved(before, after) or _works_below(before, after):
         return False
     moves = _bytes_per_s(before, after) >= _BUSY_BYTES_PER_S
     return not moves and _cores(before.tree_ticks, after.tree_ticks, before, after) < _BUSY_CORES
+
+
+def _works_below(before: Sample, after: Sample) -> bool:
+    """Whether a descendant works although it may get less than `_BUSY_CORES` of a crowded host, as a compiler may: it
+    runs in both samples, or is ready to for most of the time between them. In one sample it may be a logger that polls.
+    """
+    if not set(before.running).isdisjoint(after.running):
+        return True
+    least_s = _READY * (after.at_s - before.at_s)
+    return any(after.wanted_s[pid] - before.wanted_s[pid] > least_s for pid in before.wanted_s.keys() & after.wanted_s)
 
 
 def _still_spinning(before: Sample, after: Sample) -> bool:

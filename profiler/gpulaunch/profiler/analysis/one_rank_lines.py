@@ -12,7 +12,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
 from gpulaunch.profiler.analysis.line_advice import advice_on
 from gpulaunch.profiler.analysis.stats import median_high, median_low
-from gpulaunch.profiler.analysis.straggler_rules import PROGRAM, are_alike
+from gpulaunch.profiler.analysis.straggler_rules import PROGRAM, above_usual, are_alike
 from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAMPLES_OF_ONE_RANK, STRAGGLES_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
@@ -39,7 +39,7 @@ def lines_of_one_rank(window: Window) -> Iterator[Loss]:
         if counts.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
             continue
         line_s = counts[line] / rank.samples * rank.step_s
-        late_s = _between_s(rank) - median_low(map(_between_s, window.ranks))
+        late_s = above_usual(window, rank, _between_s)
         waited_s = median_high(map(PROGRAM.waiting_s, window.ranks)) - PROGRAM.waiting_s(rank)
         if max(line_s, late_s) < LOST_MEASURED.value * rank.step_s or late_s < STRAGGLES_S.value:
             continue

@@ -137,7 +137,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
     # With two ranks the lower median is the faster one, which is the reference.
     usual_wait_s = median_high(map(clock.waiting_s, ranks))
     for rank in ranks:
-        excess_s = _above_usual(window, rank, clock.own_s)
+        excess_s = above_usual(window, rank, clock.own_s)
         least_s = max(STRAGGLES_S.value, LOST.value * rank.step_s)
         likewise_s = 0.0
         if excess_s < least_s and clock is PROGRAM:
@@ -166,7 +166,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             by_phase["backward"] = slower_s
             excess_s += slower_s
         has_more_to_compute = bool(likewise_s) or _is_slower_in_both(rank, by_phase, excess_s)
-        queued_s = _above_usual(window, rank, _queued_s)
+        queued_s = above_usual(window, rank, _queued_s)
         cause = _cause(window, rank, by_phase, crowded=queued_s >= 0.5 * excess_s)
         if cause == "compute" and has_more_to_compute:  # all share it, if it is shared alike
             excess_s = _above_mean(window, rank, lambda each: clock.own_s(each) + clock.phase_s(each, "backward"))
@@ -218,7 +218,7 @@ def _cause(window: Window, rank: RankWindow, by_phase: Mapping[str, float], *, c
         crowded = rank.stall.kind == "contention" or (crowded and rank.stall.kind == "no_workers")
     if crowded and cause in ("input", "compute", "other"):
         return "CPU contention"
-    if cause == "compute" and _above_usual(window, rank, lambda each: throttled_share(window, each)) >= THROTTLED.value:
+    if cause == "compute" and above_usual(window, rank, lambda each: throttled_share(window, each)) >= THROTTLED.value:
         return "throttle"
     return cause
 
@@ -275,10 +275,11 @@ def _reduced(window: Window, rank: RankWindow) -> dict[str, float | str]:
 
 
 def _phase_above_usual(window: Window, rank: RankWindow, clock: _Clock, phase: str) -> float:
-    return _above_usual(window, rank, lambda each: clock.phase_s(each, phase))
+    return above_usual(window, rank, lambda each: clock.phase_s(each, phase))
 
 
-def _above_usual(window: Window, rank: RankWindow, quantity: Callable[[RankWindow], float]) -> float:
+def above_usual(window: Window, rank: RankWindow, quantity: Callable[[RankWindow], float]) -> float:
+    """How much more a rank has of something than the median one; of two ranks, than the other one, or nothing."""
     return quantity(rank) - median_low(map(quantity, window.ranks))
 
 

@@ -113,6 +113,7 @@ class Module:
         }
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
+        self._lists: dict[tuple[Function, str], bool] = {}
         self._following: list[Function] = []
         self._same: dict[Function, bool] = {}
 
@@ -184,10 +185,8 @@ class Module:
         return isinstance(value, ast.Call) and last_name(value) not in SCALARS | {"len"}
 
     def _is_in_init(self, node: ast.AST) -> bool:
-        at: ast.AST | None = node
-        while at is not None and not isinstance(at, Function):
-            at = self.parents.get(at)
-        return at is not None and at.name == "__init__"
+        function = self._function_around(node)
+        return function is not None and function.name == "__init__"
 
     # -- what is done with a tensor
 
@@ -234,14 +233,20 @@ class Module:
 
     def is_list_of_read(self, name: ast.Name) -> bool:
         """Whether a name of a function stands for one list, to which it only adds, and whose elements it only reads."""
-        at: ast.AST | None = name
-        while at is not None and not isinstance(at, Function):
-            at = self.parents.get(at)
-        nodes = [node for node in nodes_of(at) if isinstance(node, ast.Name) and node.id == name.id] if at else []
-        made, *reads = sorted(nodes, key=lambda each: not is_set(each)) or [name]
-        assign = self.parents[made]
-        is_list = is_set(made) and isinstance(assign, ast.Assign) and isinstance(assign.value, ast.List)
-        return is_list and all(map(self._is_read_or_added_to, reads))
+        function = self._function_around(name)
+        if function is None:
+            return False
+        if (function, name.id) not in self._lists:
+            self._lists[function, name.id] = False  # if it is asked for on the way: it is given an element of its own
+            uses = [node for node in nodes_of(function) if isinstance(node, ast.Name) and node.id == name.id]
+            made = [self.parents[node] for node in uses if is_set(node)]
+            self._lists[function, name.id] = (
+                len(made) == 1
+                and isinstance(made[0], ast.Assign)
+                and isinstance(made[0].value, ast.List)
+                and all(is_set(node) or self._is_read_or_added_to(node) for node in uses)
+            )
+        return self._lists[function, name.id]
 
     def _is_read_or_added_to(self, node: ast.Name) -> bool:
         match parent := self.parents[node]:
@@ -279,6 +284,12 @@ class Module:
         )
 
     # -- functions
+
+    def _function_around(self, node: ast.AST) -> Function | None:
+        at: ast.AST | None = node
+        while at is not None and not isinstance(at, Function):
+            at = self.parents.get(at)
+        return at
 
     def _class_of(self, node: ast.AST) -> ast.ClassDef | None:
         at: ast.AST | None = node

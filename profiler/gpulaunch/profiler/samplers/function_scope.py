@@ -108,10 +108,11 @@ class Scope:
                 return True
             case ast.Return(value=value) if value is not None:
                 return self.stays(value)
-            case ast.Assign(targets=[ast.Name() as made], value=ast.List() as value):
-                return self.stays(value) and self._module.is_list_of_read(made)
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as to, attr="append"), args=[value])):
-                return self.stays(value) and self._module.is_list_of_read(to)
+            case (
+                ast.Assign(targets=[ast.Name() as of], value=ast.List() as value)
+                | ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as of, attr="append"), args=[value]))
+            ):
+                return self.stays(value) and self._module.is_list_of_read(of)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 return self.stays(value) and (self.is_unchanged(name) or self._is_made_here(name))
             case ast.Assign(targets=[ast.Tuple(elts=parts)], value=value):
