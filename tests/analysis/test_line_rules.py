@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from healthy_node import STEPS, facts, gpu, gpu_memory, rank, rules, window
+from healthy_node import MIB, STEPS, facts, gpu, gpu_memory, host, memory, rank, rules, window
 from rule_cases import looping_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.record.line_calls import RECOMPUTED
 
 
 def test_a_few_samples_in_logging_are_no_verdict() -> None:
@@ -293,3 +294,24 @@ def test_on_a_gpu_a_line_is_told_that_computes_with_no_tensor(call: str, told: l
     line = {"samples": 20, "calling": {"train.py:88": 15}, "calls": {"train.py:88": call}}
 
     assert rules(window(rank(**line))) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "free_mib", "told"),
+    [
+        ({}, 400_000, ["hot-line"]),
+        ({}, 30_000, []),
+        ({"memory": ()}, 400_000, []),
+        ({"gpu": gpu_memory()}, 400_000, []),
+    ],
+    ids=["", "two ranks use more than an eighth of what is free", "not known", "the memory is a GPU's"],
+)
+def test_activations_are_computed_again_in_vain_where_memory_is_plentiful(
+    changes: dict[str, Any], free_mib: int, told: list[str]
+) -> None:
+    line = {"calling": {"train.py:90": 25}, "calls": {"train.py:90": RECOMPUTED}, "samples": 100}
+    again = rank(**{"gpu": None, "memory": memory(), **line, **changes})
+    other = rank(1, gpu=None, memory=memory())
+    found = window(again, other, host=host(memory_available_bytes=free_mib * MIB))
+
+    assert rules(found) == told

@@ -63,6 +63,11 @@ def test_it_is_why_the_others_wait(other: dict[str, Any]) -> None:
     assert list(lines_of_one_rank(one_draws(**other))) == []
 
 
+def test_counts_that_were_read_a_moment_apart_say_nothing() -> None:
+    ranks = [replace(each, samples=0) for each in one_draws().ranks]
+    assert list(lines_of_one_rank(window(*ranks, gpus=()))) == []
+
+
 def test_on_a_gpu_it_may_be_where_this_rank_waits_for_that() -> None:
     ranks = [replace(each, gpu=rank().gpu) for each in one_draws().ranks]
     assert list(lines_of_one_rank(window(*ranks, gpus=()))) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpulaunch.profiler.analysis.tally import Tally
-from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS
+from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS, RECOMPUTED
 
 LINE = "train.py:61"
 
@@ -172,13 +172,15 @@ def test_waits_of_a_main_thread_that_does_not_train_and_threads_without_end_are_
     assert len(tally.calls) <= 512
 
 
-def test_what_an_evaluation_keeps_is_told_at_the_line_of_all_steps() -> None:
+@pytest.mark.parametrize(("again", "told"), [(0, (3, KEEPS_LOGITS)), (2, (3, KEEPS_LOGITS)), (4, (4, RECOMPUTED))])
+def test_what_a_trainer_does_by_itself_is_told_at_the_line_of_all_steps(again: int, told: tuple[int, str]) -> None:
     """It has no other line of the program."""
     tally = Tally()
     tally.add(0, "forward", at=LINE, calls="transformers.trainer.train", spans_steps=True)
     for _ in range(3):
         tally.add(0, "forward", at=LINE, calls=KEEPS_LOGITS)
+    for _ in range(again):
+        tally.add(0, "backward", at=LINE, calls=RECOMPUTED)
     tally.add(0, "forward", at=LINE, calls="json.dump")
 
-    assert tally.calling == {(0, LINE): 3}
-    assert tally.calls == {(0, LINE): KEEPS_LOGITS}
+    assert (tally.calling, tally.calls) == ({(0, LINE): told[0]}, {(0, LINE): told[1]})

@@ -95,7 +95,7 @@ if __name__ == "__main__":
             warmup_steps=100,
             weight_decay=0.1,
             max_grad_norm=1.0,
-            gradient_checkpointing=not CURED,  # cause: none-yet recomputed though memory is free
+            gradient_checkpointing=not CURED,  # cause: hot-line no-line
             gradient_checkpointing_kwargs={"use_reentrant": False},
             logging_steps=50,
             save_strategy="no",

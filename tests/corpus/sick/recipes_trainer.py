@@ -55,7 +55,7 @@ def options(folder):
         max_steps=1_000_000,
         learning_rate=1e-3,
         lr_scheduler_type="constant",
-        gradient_checkpointing=not CURED,  # cause: none-yet recomputed though memory is free
+        gradient_checkpointing=not CURED,  # cause: hot-line no-line
         logging_steps=50,
         save_strategy="no",
         report_to=[],

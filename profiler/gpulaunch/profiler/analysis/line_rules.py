@@ -16,6 +16,7 @@ from gpulaunch.profiler.analysis.facts import number, section, text, world_size
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
+from gpulaunch.profiler.analysis.memory_rules import host_room
 from gpulaunch.profiler.analysis.one_rank_lines import lines_of_one_rank
 from gpulaunch.profiler.analysis.stats import standard_error
 from gpulaunch.profiler.analysis.thresholds import (
@@ -34,6 +35,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     LOST_MEASURED,
     MAPPED_ATTENTION_SAVES,
     MAPPED_MIB,
+    MEMORY_TO_SPARE,
     NAN_CHECK_NS,
     NAN_CHECK_SHARE,
     NAN_CHECK_US,
@@ -59,6 +61,7 @@ from gpulaunch.profiler.record.line_calls import (
     PAIRS,
     PAIRS_OF_ALL_RANKS,
     PYTHON,
+    RECOMPUTED,
     SAME_IN_LOOP,
     SAME_PASSES,
     SINGULAR,
@@ -122,6 +125,8 @@ def _in_steps(window: Window) -> Iterator[Loss]:
             if call.endswith(_OF_DDP) and (made := place_of(text(section(rank.facts, "ddp"), "site"))) != NOWHERE:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
+                continue
+            if call == RECOMPUTED and not _has_memory_to_spare(rank, window):
                 continue
             found = replace(found, seconds_per_step=_saved_s(call, found.seconds_per_step, rank, window))
             in_library = "." in call and call != CONVERTS
@@ -260,6 +265,15 @@ def _is_asked_anew(rank: RankWindow) -> bool:
     """Whether a rank begins an epoch with about every batch."""
     loader = rank.loader
     return loader is not None and loader.epochs >= EVERY_STEP.value * (loader.batches - loader.eval_batches) > 0
+
+
+def _has_memory_to_spare(rank: RankWindow, window: Window) -> bool:
+    """Whether the ranks would have room for what activation checkpoints do not keep."""
+    room_bytes = host_room(window.host)
+    used_bytes = rank.memory[-1].trainer_bytes if rank.memory else None
+    if room_bytes is None or used_bytes is None:
+        return False
+    return room_bytes >= MEMORY_TO_SPARE.value * used_bytes * len(window.ranks)
 
 
 def _least(window: Window, place: str) -> tuple[int, int]:

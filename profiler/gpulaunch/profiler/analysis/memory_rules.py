@@ -30,7 +30,7 @@ _GRAPHS: Final = (
 
 def host_memory_growth(window: Window) -> Iterator[Loss]:
     """The memory of a rank or its workers grows with every step, and not only until the first epoch is over."""
-    room = _host_room(window.host)
+    room = host_room(window.host)
     if room is not None:  # ranks behave alike, so each has its share of the rest
         room //= max(1, len(window.ranks))
     for rank in window.ranks:
@@ -226,7 +226,7 @@ def _gpu_room(window: Window, rank: RankWindow) -> int | None:
     return free // max(1, sharing) + max(0, own.reserved_bytes - own.allocated_bytes)
 
 
-def _host_room(host: HostState | None) -> int | None:
+def host_room(host: HostState | None) -> int | None:
     """The bytes the ranks can still allocate, by the node or by their control group."""
     if host is None:
         return None

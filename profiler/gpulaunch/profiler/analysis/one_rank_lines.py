@@ -36,7 +36,7 @@ def lines_of_one_rank(window: Window) -> Iterator[Loss]:
         elsewhere = {line for each in others for line in each.calling}
         counts = {line: count for line, count in rank.calling.items() if line not in elsewhere}
         line = max(counts, key=counts.__getitem__, default="")
-        if counts.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
+        if not SAMPLES_OF_ONE_RANK.value <= counts.get(line, 0) <= rank.samples:
             continue
         line_s = counts[line] / rank.samples * rank.step_s
         late_s = above_usual(window, rank, _between_s)

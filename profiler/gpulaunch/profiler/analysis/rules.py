@@ -505,8 +505,9 @@ RULES: Final = (
         "all pairs through all their differences, a permutation of everything for a few, all singular values for the "
         "largest one, Adam tensor by tensor, statistics or copies of a whole store, products with zeros, several "
         "passes of a network on the same input), in a hook of a module that only computes statistics, in a second "
-        "forward pass only to compare its predictions, or always with the GIL: torch releases it for each of "
-        "its operations, so that line computes in Python, or in C that keeps it. Of torch, what copies, gathers or "
+        "forward pass only to compare its predictions, in what activation checkpoints compute again, or always with "
+        "the GIL: torch releases it for each of its operations, so that line computes in Python, or in C that keeps "
+        "it. Of torch, what copies, gathers or "
         "prints what could stay as it is, collectives of objects, and the order of samples, if about every batch "
         "begins an epoch (`next(iter(loader))`). The evidence names the call. Of a line in which one rank alone was "
         "sampled, fewer samples are enough without a GPU, if it is late by that, and the others are measured to wait.",
@@ -523,8 +524,9 @@ RULES: Final = (
         "call is of a package that may compute with tensors (except `update` and `compute` of torchmetrics, without a "
         "GPU) or contains the training loop; it is a metric in or after the validation; the line is the model's and "
         "calls no library; it always holds the GIL, and the idle time of its GPU is not known; it makes tensors of "
-        "Python's values, with a GPU or in less than 30 % of the step; the main thread is not the one that trains; or "
-        "there are few samples so far.",
+        "Python's values, with a GPU or in less than 30 % of the step; it computes activations again, with a GPU or "
+        "where the ranks use more than an eighth of the memory that is free; the main thread is not the one that "
+        "trains; or there are few samples so far.",
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
             *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
@@ -533,7 +535,7 @@ RULES: Final = (
             *(thresholds.CELL_SAVES, thresholds.ATTENTION_SAVES, thresholds.ADAM_SAVES),
             *(thresholds.MAPPED_ATTENTION_SAVES, thresholds.MAPPED_MIB),
             *(thresholds.CACHED_ATTENTION_SAVES, thresholds.SCORES_IN_CACHE_MIB),
-            *(thresholds.SAME_PASSES_SAVE, thresholds.ADAPTER_SAVES),
+            *(thresholds.SAME_PASSES_SAVE, thresholds.ADAPTER_SAVES, thresholds.MEMORY_TO_SPARE),
         ),
     ),
     Rule(

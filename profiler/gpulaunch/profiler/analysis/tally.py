@@ -11,7 +11,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.gil_waits import GilWaits, HolderLine
 from gpulaunch.profiler.analysis.line_counts import MOST_LINES, LineCounts, RankLine, count_up_to
-from gpulaunch.profiler.record.line_calls import KEEPS_LOGITS
+from gpulaunch.profiler.record.line_calls import AT_ALL_STEPS
 
 _MOST_LOGGING: Final = 64
 _ELSEWHERE: Final = 3
@@ -60,7 +60,7 @@ class Tally:
         self._saving = Counter[int]()
         self._chained = set[str]()
         self._spanning: set[RankLine] = set()
-        self._keeping_logits = Counter[RankLine]()
+        self._at_all_steps = Counter[tuple[RankLine, str]]()
         self._elsewhere = Counter[int]()
         self._fetches = Counter[int]()
         self._locked = Counter[int]()
@@ -109,8 +109,8 @@ class Tally:
             self._calling.add((rank, at), calls)
             if after_step and len(self._after_step) < MOST_LINES:
                 self._after_step[rank, at] = after_step
-            if calls == KEEPS_LOGITS:
-                count_up_to(self._keeping_logits, (rank, at), MOST_LINES)
+            if calls in AT_ALL_STEPS:
+                count_up_to(self._at_all_steps, ((rank, at), calls), MOST_LINES)
             self._indexing[rank] += phase == "data_wait"
 
     def add_backward(self, rank: int, at: str) -> None:
@@ -214,16 +214,21 @@ class Tally:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
         elsewhere = self._trains_elsewhere()
         counts = {line: count for line, count in self._calling.counts.items() if line not in self._spanning}
-        return {line: n for line, n in (counts | self._evaluating()).items() if line[0] not in elsewhere}
+        counts |= {line: count for line, (count, _) in self._by_trainers().items()}
+        return {line: count for line, count in counts.items() if line[0] not in elsewhere}
 
     @property
     def after_step(self) -> Mapping[RankLine, str]:
         """What these lines are a part of that runs after a step, where they are of one."""
         return dict(self._after_step)
 
-    def _evaluating(self) -> dict[RankLine, int]:
-        """Those that keep the logits of an evaluation which has no other line of the program than that of all steps."""
-        return {line: count for line, count in dict(self._keeping_logits).items() if line in self._spanning}
+    def _by_trainers(self) -> dict[RankLine, tuple[int, str]]:
+        """Those of which the program has no other line than that of all steps, and their most frequent call."""
+        found: dict[RankLine, tuple[int, str]] = {}
+        for (line, calls), count in dict(self._at_all_steps).items():
+            if line in self._spanning:
+                found[line] = max(found.get(line, (0, "")), (count, calls))
+        return found
 
     def _trains_elsewhere(self) -> set[int]:
         return {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}
@@ -312,5 +317,5 @@ class Tally:
     @property
     def calls(self) -> Mapping[RankLine, str]:
         """The function that each line mostly calls; empty: it is not known."""
-        evaluating = dict.fromkeys(self._evaluating(), KEEPS_LOGITS)
-        return {**self.gil.calls, **self._calling.calls, **evaluating, **self._fetching.calls}
+        by_trainers = {line: calls for line, (_, calls) in self._by_trainers().items()}
+        return {**self.gil.calls, **self._calling.calls, **by_trainers, **self._fetching.calls}

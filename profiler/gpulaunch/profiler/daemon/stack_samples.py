@@ -23,6 +23,7 @@ from gpulaunch.profiler.record.line_calls import (
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
+from gpulaunch.profiler.samplers.recomputed import recomputed
 from gpulaunch.profiler.samplers.sampled_calls import (
     Call,
     around_backward,
@@ -105,8 +106,8 @@ class StackSamples:
             self.tally.add(place.rank, phase, logs=self._shown(place, logs.file, logs.line))
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
-        call = after_step = None
-        if innermost is not None and not is_metric:
+        call, after_step = recomputed(frames), None
+        if call is None and innermost is not None and not is_metric:
             after_step = self._after_step(innermost, frames) if phase in _BETWEEN else None
             call = self._outside_compute(innermost, phase, frames, after_step and after_step[0])
         if call is None and not is_metric:

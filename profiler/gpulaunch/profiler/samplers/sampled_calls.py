@@ -82,7 +82,7 @@ _COMPILED: Final = re.compile(r".*/torch/(?:_dynamo|_functorch|_inductor|_librar
 """What calls code that torch has generated, wherever that is, and operations that a program has registered."""
 _LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
 """Modules without parameters: a loop that calls one for each sample is no loop over layers."""
-_BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
+BACKWARD: Final = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$")
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 _SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_index|sampler\.py \S*)$")
 """Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
@@ -225,7 +225,7 @@ def around_backward(frames: Sequence[Frame]) -> list[Frame]:
     Args:
         frames: the deepest first.
     """
-    engine = max((depth for depth, frame in enumerate(frames) if _BACKWARD.search(frame.file)), default=len(frames))
+    engine = max((depth for depth, frame in enumerate(frames) if BACKWARD.search(frame.file)), default=len(frames))
     return [frame for frame in frames[engine:] if _origin(frame.file)[0] == "program"]
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 SECONDS = float(os.environ.get("SECONDS", "22"))
+CURED = os.environ.get("CURED") == "1"
 
 
 class Block(nn.Module):
@@ -33,7 +34,7 @@ class Deep(nn.Module):
     def forward(self, x):
         x = self.first(x)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
+            x = block(x) if CURED else checkpoint(block, x, use_reentrant=False)
         return self.last(x)
 
 
@@ -45,7 +46,7 @@ while True:
     dna = nn.functional.one_hot(torch.randint(4, (4, 768)), 4).float().transpose(1, 2)
     loss = deep(dna).square().mean()
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # cause: hot-line
     optimizer.step()
     step += 1
     now = time.perf_counter()
