@@ -115,6 +115,17 @@ def test_what_it_does_not_is_told(above: str, below: str) -> None:
     assert told(above, below=below) == {below}
 
 
+@pytest.mark.parametrize("of", ["", "nn.utils.", "torch.nn.utils."])
+def test_weights_set_from_one_vector_are_those_of_the_next_step(of: str) -> None:
+    line = of + "vector_to_parameters(project(flat), {}.parameters())"
+
+    assert told(below=line.format("model")) == set()
+    assert told(below=line.format("average")) == {line.format("average")}
+    function = f"def keep(net, flat):\n    {line.format('net')}\n"
+    assert told(below="keep(model, flat)", functions=function) == set()
+    assert told(below="keep(average, flat)", functions=function) == {"keep(average, flat)"}
+
+
 @pytest.mark.parametrize(
     ("below", "needed"),
     [
