@@ -115,6 +115,31 @@ def test_what_it_does_not_is_told(above: str, below: str) -> None:
     assert told(above, below=below) == {below}
 
 
+@pytest.mark.parametrize(
+    ("made", "below"),
+    [
+        ("loader = DataLoader(samples, sampler=harder)", "harder.weigh(loss)"),
+        ("loader = DataLoader(samples, 32)", "samples.weights[rows] = loss"),
+        ("harder = Harder(weights)\nloader = DataLoader(samples, sampler=harder)", "weights[rows] = loss"),
+    ],
+)
+def test_what_the_loop_goes_through_is_made_of_is_needed(made: str, below: str) -> None:
+    assert told(below=below, functions=made) == set()
+    assert told(below=below) == {below}
+
+
+@pytest.mark.parametrize(
+    ("made", "below"),
+    [
+        ("loader = DataLoader(samples)\nharder = Harder(loader)", "harder.weigh(loss)"),
+        ("loader = DataLoader(torch.rand(9))", "torch._foreach_lerp_(average, weights, 0.1)"),
+    ],
+    ids=["it is made of that", "a package"],
+)
+def test_what_it_is_not_made_of_is_told(made: str, below: str) -> None:
+    assert told(below=below, functions=made) == {below}
+
+
 @pytest.mark.parametrize("of", ["", "nn.utils.", "torch.nn.utils."])
 def test_weights_set_from_one_vector_are_those_of_the_next_step(of: str) -> None:
     line = of + "vector_to_parameters(project(flat), {}.parameters())"

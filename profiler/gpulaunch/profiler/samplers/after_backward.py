@@ -96,7 +96,8 @@ def lines_after_backward(tree: ast.Module, steps: Mapping[str, ast.FunctionDef])
     functions = [node for node in nodes_of(tree) if isinstance(node, Function)]
     changing = {each.name for each in functions if any(map(_changes_gradient, nodes_of(each)))}
     calls = calls_between(functions)
-    changes, reads = Changes(functions, calls), _Reads(functions, calls, imported_names(tree).keys())
+    changes = Changes(functions, calls)
+    reads = _Reads(functions, calls, imported_names(tree).keys(), _made_of(tree))
     bodies = {name: turn for name, each in steps.items() if (turn := _turn_of(each, steps.keys() - {name}))}
     read_inside = {name: reads.above(turn) for name, turn in bodies.items()}
     read_around = dict[str, set[str]]()
@@ -170,9 +171,16 @@ def _for_next(turn: _Turn, read: Set[str], changes: Changes, reads: _Reads) -> I
 class _Reads:
     """What is read before a backward pass."""
 
-    def __init__(self, functions: Iterable[Function], calls: Mapping[str, Iterable[str]], imported: Set[str]) -> None:
+    def __init__(
+        self,
+        functions: Iterable[Function],
+        calls: Mapping[str, Iterable[str]],
+        imported: Set[str],
+        made_of: Mapping[str, Iterable[str]],
+    ) -> None:
         self._calls = calls
         self._imported = imported
+        self._made_of = made_of
         self._in_functions: dict[str, set[str]] = {}
         for each in functions:
             read = set(words_read(nodes_of(each), names_set_in(each) - {"self"}))
@@ -189,9 +197,23 @@ class _Reads:
         nodes = [*turn.head, *(node for node in turn.nodes if getattr(node, "lineno", 0) <= turn.backward)]
         nodes = [node for node in nodes if node not in given]
         words = self.words(nodes, _set_first(nodes, turn.sets))
+        words |= reachable(self.words(turn.head), self._made_of) - self._imported
         for function in reachable(called_in(nodes), self._calls):
             words |= self._in_functions.get(function, set()) - self._imported
         return words
+
+
+def _made_of(tree: ast.Module) -> dict[str, set[str]]:
+    """What calls make of other objects, such as a loader of its sampler, and the words of those."""
+    found: dict[str, set[str]] = {}
+    for node in nodes_of(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            given = [*node.value.args, *(each.value for each in node.value.keywords)]
+            words = set(words_read(each for part in given for each in nodes_of(part)))
+            for target in node.targets:
+                if isinstance(target, ast.Name | ast.Attribute):
+                    found.setdefault(dotted(target).rpartition(".")[2], set()).update(words)
+    return found
 
 
 def _set_first(nodes: Sequence[ast.AST], sets: Set[str]) -> set[str]:
