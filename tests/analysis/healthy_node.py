@@ -161,18 +161,16 @@ def memory(
     *,
     points: int = 8,
     trainer_mib: float = 0.0,
-    step_mib: float = 100.0,
     workers_mib: float = 0.0,
     allocated_mib: float = 0.0,
     gpu_mib: float = 0.0,
 ) -> tuple[MemoryPoint, ...]:
-    """A point every ten seconds; each is so much more than the one before. A step takes some more."""
+    """A point every ten seconds; each is so much more than the one before."""
     return tuple(
         MemoryPoint(
             at_s=10.0 * at,
             steps=STEPS * at,
             trainer_bytes=int((2000 + trainer_mib * at) * MIB),
-            trainer_most_bytes=int((2000 + trainer_mib * at + step_mib) * MIB),
             workers_bytes=int((500 + workers_mib * at) * MIB),
             workers_allocated_bytes=int((1500 + allocated_mib * at) * MIB),
             workers_alive=2,

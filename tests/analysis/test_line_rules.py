@@ -301,11 +301,10 @@ def test_on_a_gpu_a_line_is_told_that_computes_with_no_tensor(call: str, told: l
     [
         ({}, 400_000, ["hot-line"]),
         ({}, 30_000, []),
-        ({"memory": memory(step_mib=50_000.0)}, 400_000, []),
         ({"memory": ()}, 400_000, []),
         ({"gpu": gpu_memory()}, 400_000, []),
     ],
-    ids=["", "two ranks use more than an eighth of what is free", "a step does", "not known", "the memory is a GPU's"],
+    ids=["", "two ranks use more than an eighth of what is free", "not known", "the memory is a GPU's"],
 )
 def test_activations_are_computed_again_in_vain_where_memory_is_plentiful(
     changes: dict[str, Any], free_mib: int, told: list[str]

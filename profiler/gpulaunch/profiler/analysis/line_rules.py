@@ -269,9 +269,11 @@ def _is_asked_anew(rank: RankWindow) -> bool:
 
 def _has_memory_to_spare(rank: RankWindow, window: Window) -> bool:
     """Whether the ranks would have room for what activation checkpoints do not keep."""
-    room_bytes = host_room(window.host) or 0
-    used_bytes = max((each.trainer_most_bytes or 0 for each in rank.memory), default=0)
-    return used_bytes > 0 and room_bytes >= MEMORY_TO_SPARE.value * used_bytes * len(window.ranks)
+    room_bytes = host_room(window.host)
+    used_bytes = rank.memory[-1].trainer_bytes if rank.memory else None
+    if room_bytes is None or used_bytes is None:
+        return False
+    return room_bytes >= MEMORY_TO_SPARE.value * used_bytes * len(window.ranks)
 
 
 def _least(window: Window, place: str) -> tuple[int, int]:

@@ -127,7 +127,6 @@ class _Held:
     """Memory that a rank held; None: not known."""
 
     trainer_bytes: int | None
-    trainer_most_bytes: int | None
     trainer_virtual_bytes: int | None
     workers_bytes: int | None
     workers_allocated_bytes: int | None
@@ -148,7 +147,6 @@ class _Least:
             low = self._lows.get(training.rank, now)
             self._lows[training.rank] = _Held(
                 trainer_bytes=_least_of(low.trainer_bytes, now.trainer_bytes),
-                trainer_most_bytes=max(low.trainer_most_bytes or 0, now.trainer_most_bytes or 0) or None,
                 trainer_virtual_bytes=_least_of(low.trainer_virtual_bytes, now.trainer_virtual_bytes),
                 workers_bytes=_least_of(low.workers_bytes, now.workers_bytes),
                 workers_allocated_bytes=_least_of(low.workers_allocated_bytes, now.workers_allocated_bytes),
@@ -163,7 +161,6 @@ class _Least:
                 at_s=snapshot.state.taken_monotonic_ns / 1e9,
                 steps=steps.get(rank, 0),
                 trainer_bytes=low.trainer_bytes,
-                trainer_most_bytes=low.trainer_most_bytes,
                 trainer_virtual_bytes=low.trainer_virtual_bytes,
                 workers_bytes=low.workers_bytes,
                 workers_allocated_bytes=low.workers_allocated_bytes,
@@ -184,7 +181,6 @@ def _held(training: TrainingState, processes: RankProcesses | None) -> _Held:
     return _Held(
         # Not the pages of files: a mapped dataset fills the page cache, and the kernel reclaims that.
         trainer_bytes=trainer_bytes,
-        trainer_most_bytes=trainer_bytes,
         trainer_virtual_bytes=None if trainer is None else trainer.virtual_bytes,
         # Workers share most of their pages with the trainer: only the proportional size shows what is theirs alone, and
         # grows with the pages that they copy. What they allocate shows in the other, which is read more often.

@@ -77,14 +77,12 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPoint:
-    """The minimum of sampled memory in one window: what remains after a step has freed its own; but for the most."""
+    """The minimum of sampled memory in one window: what remains after a step has freed its own."""
 
     at_s: float
     steps: int
     trainer_bytes: int | None
     """Anonymous memory of the rank's own process, and the batches in shared memory that it has not freed."""
-    trainer_most_bytes: int | None = None
-    """The maximum of that, which was sampled within a step if steps are long."""
     trainer_virtual_bytes: int | None = None
     """Its address space in use."""
     workers_bytes: int | None
