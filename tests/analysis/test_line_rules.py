@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from healthy_node import MIB, STEPS, facts, gpu, gpu_memory, host, memory, rank, rules, window
+from healthy_node import STEPS, facts, gpu, gpu_memory, host, rank, rules, window
 from rule_cases import looping_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
@@ -297,21 +297,21 @@ def test_on_a_gpu_a_line_is_told_that_computes_with_no_tensor(call: str, told: l
 
 
 @pytest.mark.parametrize(
-    ("changes", "free_mib", "told"),
+    ("changes", "free_gib", "told"),
     [
-        ({}, 400_000, ["hot-line"]),
-        ({}, 30_000, []),
-        ({"memory": ()}, 400_000, []),
-        ({"gpu": gpu_memory()}, 400_000, []),
+        ({}, 21, ["hot-line"]),
+        ({}, 19, []),
+        ({"facts": facts(torch_threads=2)}, 21, []),
+        ({"facts": facts(torch_threads=None)}, 400, []),
+        ({"gpu": gpu_memory()}, 400, []),
     ],
-    ids=["", "two ranks use more than an eighth of what is free", "not known", "the memory is a GPU's"],
+    ids=["", "two ranks may fill 20 GiB", "with more threads more", "not known", "the memory is a GPU's"],
 )
 def test_activations_are_computed_again_in_vain_where_memory_is_plentiful(
-    changes: dict[str, Any], free_mib: int, told: list[str]
+    changes: dict[str, Any], free_gib: int, told: list[str]
 ) -> None:
-    line = {"calling": {"train.py:90": 25}, "calls": {"train.py:90": RECOMPUTED}, "samples": 100}
-    again = rank(**{"gpu": None, "memory": memory(), **line, **changes})
-    other = rank(1, gpu=None, memory=memory())
-    found = window(again, other, host=host(memory_available_bytes=free_mib * MIB))
+    line = {"calling": {"train.py:90": 50}, "calls": {"train.py:90": RECOMPUTED}, "samples": 100}
+    again = rank(**{"gpu": None, "facts": facts(torch_threads=1), **line, **changes})
+    room = host(memory_available_bytes=int(free_gib * 2**30 * again.step_s))
 
-    assert rules(found) == told
+    assert rules(window(again, rank(1, gpu=None, facts=facts(torch_threads=1)), host=room)) == told

@@ -172,7 +172,7 @@ def test_waits_of_a_main_thread_that_does_not_train_and_threads_without_end_are_
     assert len(tally.calls) <= 512
 
 
-@pytest.mark.parametrize(("again", "told"), [(0, (3, KEEPS_LOGITS)), (2, (3, KEEPS_LOGITS)), (4, (4, RECOMPUTED))])
+@pytest.mark.parametrize(("again", "told"), [(0, (3, KEEPS_LOGITS)), (2, (5, KEEPS_LOGITS)), (4, (7, RECOMPUTED))])
 def test_what_a_trainer_does_by_itself_is_told_at_the_line_of_all_steps(again: int, told: tuple[int, str]) -> None:
     """It has no other line of the program."""
     tally = Tally()

@@ -119,11 +119,11 @@ def test_what_it_does_not_is_told(above: str, below: str) -> None:
     ("made", "below"),
     [
         ("loader = DataLoader(samples, sampler=harder)", "harder.weigh(loss)"),
-        ("loader = DataLoader(samples, 32)", "samples.weights[rows] = loss"),
-        ("harder = Harder(weights)\nloader = DataLoader(samples, sampler=harder)", "weights[rows] = loss"),
+        ("harder = Harder(weights)\nloader = DataLoader(samples, batch_sampler=harder)", "weights[rows] = loss"),
+        ("batches = cycle(DataLoader(samples, sampler=WeightedRandomSampler(weights)))", "weights[rows] = loss"),
     ],
 )
-def test_what_the_loop_goes_through_is_made_of_is_needed(made: str, below: str) -> None:
+def test_what_a_loader_draws_samples_by_is_needed(made: str, below: str) -> None:
     assert told(below=below, functions=made) == set()
     assert told(below=below) == {below}
 
@@ -132,11 +132,13 @@ def test_what_the_loop_goes_through_is_made_of_is_needed(made: str, below: str) 
     ("made", "below"),
     [
         ("loader = DataLoader(samples)\nharder = Harder(loader)", "harder.weigh(loss)"),
-        ("loader = DataLoader(torch.rand(9))", "torch._foreach_lerp_(average, weights, 0.1)"),
+        ("loader = DataLoader(samples, sampler=harder, collate_fn=Collate(meter))", "meter.add(loss)"),
+        ("loader = DataLoader(torch.rand(9), sampler=torch.randperm(9))", "torch._foreach_lerp_(mean, now, 0.1)"),
+        ("first = resume(average, meter)\nstate = State(loader, average, meter)", "average.update(model)"),
     ],
-    ids=["it is made of that", "a package"],
+    ids=["it is made of the loader", "what else it is given", "a package", "no loader"],
 )
-def test_what_it_is_not_made_of_is_told(made: str, below: str) -> None:
+def test_what_it_does_not_is_told_too(made: str, below: str) -> None:
     assert told(below=below, functions=made) == {below}
 
 

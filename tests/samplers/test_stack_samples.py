@@ -11,7 +11,7 @@ import pytest
 
 from gpulaunch.profiler.daemon.stack_samples import StackSamples
 from gpulaunch.profiler.record import RankPlace
-from gpulaunch.profiler.record.line_calls import DRAWS_ORDER
+from gpulaunch.profiler.record.line_calls import DRAWS_ORDER, RECOMPUTED
 from gpulaunch.profiler.samplers.source_lines import SourceLines
 from gpulaunch.profiler.stack import Frame
 
@@ -603,3 +603,39 @@ def test_a_hook_that_only_observes_is_told(tmp_path: Path, name: str, caller: st
     samples.add(place, "forward", [below, Frame(name, str(program), 2), calls, Frame("<module>", str(program), 9)])
 
     assert (samples.tally.calls.get((0, f"{program}:2")) == "observes") is is_told
+
+
+BACKWARD = Frame("_engine_run_backward", f"{PACKAGES}/torch/autograd/graph.py", 841)
+AGAIN = [Frame("unpack_hook", f"{PACKAGES}/torch/utils/checkpoint.py", 1120), BACKWARD]
+
+
+@pytest.mark.parametrize(
+    ("within", "line", "call"),
+    [
+        ([Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)], 7, RECOMPUTED),
+        ([Frame("dumps", "/usr/lib/python3.11/json/__init__.py", 230)], 3, "json.dumps"),
+    ],
+    ids=["", "its line is told of by itself"],
+)
+def test_what_a_checkpoint_computes_again_is_told_where_backward_is_called(
+    tmp_path: Path, within: list[Frame], line: int, call: str
+) -> None:
+    program = str(tmp_path / "train.py")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    samples.add(place, "backward", [*within, Frame("Block.forward", program, 3), *AGAIN, Frame("<module>", program, 7)])
+    samples.add(place, "backward", [BACKWARD, Frame("<module>", program, 7)])
+
+    assert (samples.tally.calling, samples.tally.samples) == ({(0, f"{program}:{line}"): 1}, {0: 2})
+    assert samples.tally.calls == {(0, f"{program}:{line}"): call}
+
+
+def test_so_it_is_in_a_trainer_that_is_called_once(tmp_path: Path) -> None:
+    program = str(tmp_path / "train.py")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    trainer = [Frame("Trainer.train", f"{PACKAGES}/transformers/trainer.py", 1576), Frame("<module>", program, 7)]
+    layer = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+    samples.add(place, "forward", [layer, *trainer])
+    samples.add(place, "backward", [layer, *AGAIN, *trainer])
+
+    assert samples.tally.calling == {(0, f"{program}:7"): 1}
+    assert samples.tally.calls[0, f"{program}:7"] == RECOMPUTED

@@ -172,9 +172,9 @@ IN_PLACE_OF_CALLS: Final = {
     "around, and write the new rows there (store[at % size] = rows).",
     STATISTICS: "This line computes statistics of all rows of a store, of which few have changed: keep the sum of the "
     "rows, and that of their squares, and change both where rows are added and replaced.",
-    RECOMPUTED: "Backward computes parts of the forward pass again, to save memory, of which more than eight times as "
-    "much is free as is in use: switch activation checkpoints off (gradient_checkpointing=False, no "
-    "torch.utils.checkpoint), or use them for fewer layers.",
+    RECOMPUTED: "Backward computes parts of the forward pass again, to save memory, and more is free than all of that "
+    "can fill: switch activation checkpoints off (gradient_checkpointing=False, no torch.utils.checkpoint), or use "
+    "them for fewer layers.",
     OBSERVES: "This hook computes statistics in every forward pass: remove it when they were taken (handle = "
     "module.register_forward_hook(...); handle.remove()), or return at once in all but every N-th step. A hook that is "
     "registered again and again runs as often.",

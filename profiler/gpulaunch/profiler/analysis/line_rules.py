@@ -28,6 +28,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     CONVERTED,
     COPIED,
     EVERY_STEP,
+    FILLED_GIB_S,
     GRAPH_NODES,
     LOGGED,
     LOOP_SHARE,
@@ -35,7 +36,6 @@ from gpulaunch.profiler.analysis.thresholds import (
     LOST_MEASURED,
     MAPPED_ATTENTION_SAVES,
     MAPPED_MIB,
-    MEMORY_TO_SPARE,
     NAN_CHECK_NS,
     NAN_CHECK_SHARE,
     NAN_CHECK_US,
@@ -126,8 +126,6 @@ def _in_steps(window: Window) -> Iterator[Loss]:
                 found = replace(found, place=made)
             if call == DRAWS_ORDER and not _is_asked_anew(rank):
                 continue
-            if call == RECOMPUTED and not _has_memory_to_spare(rank, window):
-                continue
             found = replace(found, seconds_per_step=_saved_s(call, found.seconds_per_step, rank, window))
             in_library = "." in call and call != CONVERTS
             if (not _is_known(call) or _waits(call)) and rank.gpu is not None:
@@ -137,6 +135,8 @@ def _in_steps(window: Window) -> Iterator[Loss]:
             measured = in_library and not meets
             least = LOST_MEASURED if measured else CONVERTED if call in (CONVERTS, ONE_HOT, ONE_HOT_PRODUCT) else LOST
             if found.seconds_per_step < least.value * rank.step_s:
+                continue
+            if call == RECOMPUTED and not _has_memory_for(found.seconds_per_step, rank, window):
                 continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
             if call == PYTHON and rank.gpu is not None and idle_s is None:
@@ -267,13 +267,13 @@ def _is_asked_anew(rank: RankWindow) -> bool:
     return loader is not None and loader.epochs >= EVERY_STEP.value * (loader.batches - loader.eval_batches) > 0
 
 
-def _has_memory_to_spare(rank: RankWindow, window: Window) -> bool:
-    """Whether the ranks would have room for what activation checkpoints do not keep."""
+def _has_memory_for(seconds: float, rank: RankWindow, window: Window) -> bool:
+    """Whether there is room for all that the ranks of the node, if they are as this one, compute in so many seconds."""
+    threads = number(rank.facts, "torch_threads")
     room_bytes = host_room(window.host)
-    used_bytes = rank.memory[-1].trainer_bytes if rank.memory else None
-    if room_bytes is None or used_bytes is None:
+    if not threads or room_bytes is None:
         return False
-    return room_bytes >= MEMORY_TO_SPARE.value * used_bytes * len(window.ranks)
+    return room_bytes >= FILLED_GIB_S.value * 2**30 * seconds * threads * len(window.ranks)
 
 
 def _least(window: Window, place: str) -> tuple[int, int]:

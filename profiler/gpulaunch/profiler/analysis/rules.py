@@ -525,7 +525,7 @@ RULES: Final = (
         "GPU) or contains the training loop; it is a metric in or after the validation; the line is the model's and "
         "calls no library; it always holds the GIL, and the idle time of its GPU is not known; it makes tensors of "
         "Python's values, with a GPU or in less than 30 % of the step; it computes activations again, with a GPU or "
-        "where the ranks use more than an eighth of the memory that is free; the main thread is not the one that "
+        "where what is computed in that time could fill the memory that is free; the main thread is not the one that "
         "trains; or there are few samples so far.",
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
@@ -535,7 +535,7 @@ RULES: Final = (
             *(thresholds.CELL_SAVES, thresholds.ATTENTION_SAVES, thresholds.ADAM_SAVES),
             *(thresholds.MAPPED_ATTENTION_SAVES, thresholds.MAPPED_MIB),
             *(thresholds.CACHED_ATTENTION_SAVES, thresholds.SCORES_IN_CACHE_MIB),
-            *(thresholds.SAME_PASSES_SAVE, thresholds.ADAPTER_SAVES, thresholds.MEMORY_TO_SPARE),
+            *(thresholds.SAME_PASSES_SAVE, thresholds.ADAPTER_SAVES, thresholds.FILLED_GIB_S),
         ),
     ),
     Rule(

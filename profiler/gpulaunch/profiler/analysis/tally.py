@@ -224,11 +224,11 @@ class Tally:
 
     def _by_trainers(self) -> dict[RankLine, tuple[int, str]]:
         """Those of which the program has no other line than that of all steps, and their most frequent call."""
-        found: dict[RankLine, tuple[int, str]] = {}
+        counts: dict[RankLine, dict[str, int]] = {}
         for (line, calls), count in dict(self._at_all_steps).items():
             if line in self._spanning:
-                found[line] = max(found.get(line, (0, "")), (count, calls))
-        return found
+                counts.setdefault(line, {})[calls] = count
+        return {line: (sum(of.values()), max(of, key=of.__getitem__)) for line, of in counts.items()}
 
     def _trains_elsewhere(self) -> set[int]:
         return {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}

@@ -80,12 +80,13 @@ LOST: Final = Limit(
     unit="share",
     why="a predicted loss below a tenth of the step is within the variation of steps on a shared machine",
 )
-MEMORY_TO_SPARE: Final = Limit(
-    name="memory to spare",
-    value=8,
-    unit="times the memory in use",
-    why="processes with a checkpoint around each layer had 1.4 to 2.2 times as much memory without (GPT-2 of 4 and 12 "
-    "layers, 128 to 512 tokens); deeper models and longer texts have more",
+FILLED_GIB_S: Final = Limit(
+    name="memory filled",
+    value=20,
+    unit="GiB/s of a thread",
+    why="what a thread computes in a second fills at most half of that: cores move some 20 GB/s, and a byte of a new "
+    "page is cleared, read and written. Twice as much, as free memory is read at any moment of a step. Here one "
+    "fills 1.2 GiB/s",
 )
 CONVERTED: Final = Limit(
     name="converted",

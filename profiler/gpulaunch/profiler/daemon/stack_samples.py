@@ -106,7 +106,7 @@ class StackSamples:
             self.tally.add(place.rank, phase, logs=self._shown(place, logs.file, logs.line))
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
-        call, after_step = recomputed(frames), None
+        call, after_step = self._recomputed(innermost, phase, frames), None
         if call is None and innermost is not None and not is_metric:
             after_step = self._after_step(innermost, frames) if phase in _BETWEEN else None
             call = self._outside_compute(innermost, phase, frames, after_step and after_step[0])
@@ -167,6 +167,12 @@ class StackSamples:
         calls = {self._shown(place, line.file, line.line): line.name for line in lines}
         self.tally.gil.add(place.rank, f"{self._path(place, file)} {name}" if file else name, calls)
         return True
+
+    def _recomputed(self, innermost: Call | None, phase: str, frames: Sequence[Frame]) -> Call | None:
+        """Return what an activation checkpoint computes again, unless its line is one that is told of by itself."""
+        if innermost is not None and (innermost.name == ANOMALY or is_outside_compute(innermost, phase)):
+            return None
+        return recomputed(frames)
 
     def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame], after_step: Call | None) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none.

@@ -41,6 +41,8 @@ _OF_A_STEP: Final = frozenset(
     }
 )
 """Methods that a training step needs after its backward pass."""
+_SAMPLERS: Final = frozenset({"sampler", "batch_sampler"})
+"""Arguments of a loader."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def lines_after_backward(tree: ast.Module, steps: Mapping[str, ast.FunctionDef])
     changing = {each.name for each in functions if any(map(_changes_gradient, nodes_of(each)))}
     calls = calls_between(functions)
     changes = Changes(functions, calls)
-    reads = _Reads(functions, calls, imported_names(tree).keys(), _made_of(tree))
+    reads = _Reads(functions, calls, imported_names(tree).keys(), _sampled_by(tree))
     bodies = {name: turn for name, each in steps.items() if (turn := _turn_of(each, steps.keys() - {name}))}
     read_inside = {name: reads.above(turn) for name, turn in bodies.items()}
     read_around = dict[str, set[str]]()
@@ -176,11 +178,11 @@ class _Reads:
         functions: Iterable[Function],
         calls: Mapping[str, Iterable[str]],
         imported: Set[str],
-        made_of: Mapping[str, Iterable[str]],
+        sampled_by: Set[str],
     ) -> None:
         self._calls = calls
         self._imported = imported
-        self._made_of = made_of
+        self._sampled_by = sampled_by - imported
         self._in_functions: dict[str, set[str]] = {}
         for each in functions:
             read = set(words_read(nodes_of(each), names_set_in(each) - {"self"}))
@@ -196,23 +198,31 @@ class _Reads:
         given = {each for call in turn.makes for each in call.args if dotted(each)}  # it may only pass them on
         nodes = [*turn.head, *(node for node in turn.nodes if getattr(node, "lineno", 0) <= turn.backward)]
         nodes = [node for node in nodes if node not in given]
-        words = self.words(nodes, _set_first(nodes, turn.sets))
-        words |= reachable(self.words(turn.head), self._made_of) - self._imported
+        words = self.words(nodes, _set_first(nodes, turn.sets)) | self._sampled_by
         for function in reachable(called_in(nodes), self._calls):
             words |= self._in_functions.get(function, set()) - self._imported
         return words
 
 
-def _made_of(tree: ast.Module) -> dict[str, set[str]]:
-    """What calls make of other objects, such as a loader of its sampler, and the words of those."""
-    found: dict[str, set[str]] = {}
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            given = [*node.value.args, *(each.value for each in node.value.keywords)]
-            words = set(words_read(each for part in given for each in nodes_of(part)))
-            for target in node.targets:
-                if isinstance(target, ast.Name | ast.Attribute):
-                    found.setdefault(dotted(target).rpartition(".")[2], set()).update(words)
+def _sampled_by(tree: ast.Module) -> set[str]:
+    """The words of the samplers that loaders are given, and of what those are made of, as the weights of samples: who
+    goes through a loader reads them under its name."""
+    nodes = nodes_of(tree)
+    samplers = (
+        each.value
+        for node in nodes
+        if isinstance(node, ast.Call) and last_name(node).endswith("Loader")
+        for each in node.keywords
+        if each.arg in _SAMPLERS
+    )
+    found = {word for each in samplers for word in words_read(nodes_of(each))}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=ast.Call() as made):
+                if dotted(target).rpartition(".")[2] in found:
+                    found = found.union(words_read(nodes_of(made)))
+            case _:
+                pass
     return found
 
 
