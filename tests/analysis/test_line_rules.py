@@ -261,10 +261,17 @@ def test_nodes_that_are_long_because_others_use_the_cores_are_short() -> None:
     assert found.evidence["seconds_per_graph_node"] == pytest.approx(10e-6)
 
 
-def test_of_longer_nodes_only_torchs_own_part_is_lost() -> None:
-    (found,) = advise(window(looping_rank(nodes=1000)))
+@pytest.mark.parametrize(("loop_ns", "told"), [(None, 0), (20.0, 0), (32.0, 0), (34.0, 1), (900.0, 1)])
+def test_so_they_are_on_a_slow_host(loop_ns: float | None, told: int) -> None:
+    """Those of 50 us, by how long a turn of a loop of Python's takes."""
+    assert len(rules(window(looping_rank(nodes=400), host=host(loop_ns=loop_ns)))) == told
 
-    assert found.seconds_per_step == pytest.approx(15 / 20 * 0.040, rel=0.01)
+
+@pytest.mark.parametrize(("loop_ns", "share"), [(None, 15 / 20), (20.0, 15 / 20), (24.0, 18 / 20), (60.0, 1.0)])
+def test_of_longer_nodes_only_torchs_own_part_is_lost(loop_ns: float | None, share: float) -> None:
+    (found,) = advise(window(looping_rank(nodes=1000), host=host(loop_ns=loop_ns)))
+
+    assert found.seconds_per_step == pytest.approx(share * 0.040, rel=0.01)
 
 
 def test_loops_that_begin_on_lines_that_follow_each_other_end_with_the_last() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section, text
+from gpulaunch.profiler.analysis.facts import number, section, slowness, text
 from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.gpu_idle import gpu_idle_s
 from gpulaunch.profiler.analysis.thresholds import LOST, PADDED, SEARCH_ALL_REDUCE_S, SEARCH_PARAMETER_S
@@ -141,7 +141,7 @@ def unused_parameters_searched(window: Window) -> Iterator[Loss]:
         all_reduce_s = SEARCH_ALL_REDUCE_S.value if number(ddp, "world_size") != 1 else 0.0
         yield from _lost(
             rank,
-            all_reduce_s + SEARCH_PARAMETER_S.value * parameters,
+            slowness(window) * (all_reduce_s + SEARCH_PARAMETER_S.value * parameters),
             {"parameters": parameters},
             "Remove find_unused_parameters=True: all ranks have used all parameters in every step so far. If the model "
             "may leave some out later, keep it; without it, DDP raises an error then.",

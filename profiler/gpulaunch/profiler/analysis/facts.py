@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from gpulaunch.profiler.analysis.finding import NOWHERE, Place, place_of
+from gpulaunch.profiler.analysis.thresholds import LOOP_NS
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _LARGEST: Final = 1e18
@@ -34,6 +35,12 @@ def text(facts: Mapping[str, Any], name: str) -> str:
 def world_size(rank: RankWindow, window: Window) -> float:
     """Return how many ranks train together with one."""
     return number(section(rank.facts, "ddp"), "world_size") or len(window.over.ranks)
+
+
+def slowness(window: Window) -> float:
+    """Return how many times as long small operations take on this host as on those where they were measured."""
+    loop_ns = None if window.host is None else window.host.loop_ns
+    return max(0.5, min(5.0, loop_ns / LOOP_NS.value)) if loop_ns else 1.0
 
 
 def steps_by_closure(rank: RankWindow) -> bool:

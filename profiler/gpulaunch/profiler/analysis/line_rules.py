@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section, text, world_size
+from gpulaunch.profiler.analysis.facts import number, section, slowness, text, world_size
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.line_advice import CONVERTS, COPIES, IN_PLACE_OF_CALLS, advice_on
@@ -157,6 +157,7 @@ def _in_steps(window: Window) -> Iterator[Loss]:
 
 def small_operations_loop(window: Window) -> Iterator[Loss]:
     """A loop inside the step computes element by element, and the graph has very many nodes that are all short."""
+    torch_us = NODE_OVERHEAD_US.value * slowness(window)
     for rank in window.over.ranks:
         graph = section(rank.facts, "graph")
         nodes = _graph_nodes(rank)
@@ -164,7 +165,7 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
         if nodes < GRAPH_NODES.value or not forward_s or not backward_s:
             continue
         node_us = 1e6 * _running(rank) * backward_s / nodes
-        if node_us > NODE_US.value:
+        if node_us > NODE_US.value * slowness(window):
             continue
         if sum(rank.backward.values()) < SAMPLES_OF_A_LINE.value:
             continue  # the loop may be the one that makes the steps
@@ -175,7 +176,7 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
                 continue
             loop_s = found.seconds_per_step
             back_s = min(1.0, loop_s / forward_s) * backward_s
-            overhead = NODE_OVERHEAD_US.value / max(NODE_OVERHEAD_US.value, node_us)  # the rest is computed in any case
+            overhead = torch_us / max(torch_us, node_us)  # the rest is computed in any case
             seconds, _, idle_s = bounded(window, rank, overhead * (loop_s + back_s))
             if seconds < LOST.value * rank.step_s:
                 continue
@@ -234,7 +235,7 @@ def _graph_nodes(rank: RankWindow) -> float:
 def _saved_s(call: str, line_s: float, rank: RankWindow, window: Window) -> float:
     """What the advice on a call saves of each step, of the time of its line and of what backward has of it."""
     if call == ANOMALY:
-        return line_s + _nan_checks_s(rank)
+        return line_s + _nan_checks_s(rank, window)
     saved = _attention_saves(rank) if call == ATTENTION else _SAVES.get(call, 1.0)
     if call in (FOR_ALL_RANKS, PAIRS_OF_ALL_RANKS):
         saved *= 1 - 1 / world_size(rank, window)
@@ -253,12 +254,12 @@ def _attention_saves(rank: RankWindow) -> float:
     return (ATTENTION_SAVES if scores_mib < MAPPED_MIB.value else MAPPED_ATTENTION_SAVES).value
 
 
-def _nan_checks_s(rank: RankWindow) -> float:
+def _nan_checks_s(rank: RankWindow, window: Window) -> float:
     """What torch's anomaly mode at least adds to a backward pass: no stack shows it, as it is C++."""
     nodes = _graph_nodes(rank)
     elements = number(section(rank.facts, "gradients"), "elements") or 0.0
     checks_s = nodes * NAN_CHECK_US.value / 1e6 + 2 * elements * NAN_CHECK_NS.value / 1e9
-    return min(checks_s, NAN_CHECK_SHARE.value * rank.phase_s("backward"))
+    return min(slowness(window) * checks_s, NAN_CHECK_SHARE.value * rank.phase_s("backward"))
 
 
 def _is_asked_anew(rank: RankWindow) -> bool:

@@ -469,7 +469,7 @@ RULES: Final = (
         suppressed="A step left a parameter out on any rank; there are several modules of DDP, or several backward "
         "passes in a step; `static_graph=True`; or training is on a GPU: to read there what was used would make the "
         "program wait for it.",
-        limits=(thresholds.LOST, thresholds.SEARCH_ALL_REDUCE_S, thresholds.SEARCH_PARAMETER_S),
+        limits=(thresholds.LOST, thresholds.SEARCH_ALL_REDUCE_S, thresholds.SEARCH_PARAMETER_S, thresholds.LOOP_NS),
     ),
     Rule(
         id="checkpoint-stall",
@@ -531,7 +531,7 @@ RULES: Final = (
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
             *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
             *(thresholds.SAMPLES_OF_ONE_RANK, thresholds.STRAGGLES_S),
-            *(thresholds.NAN_CHECK_US, thresholds.NAN_CHECK_NS, thresholds.NAN_CHECK_SHARE),
+            *(thresholds.NAN_CHECK_US, thresholds.NAN_CHECK_NS, thresholds.NAN_CHECK_SHARE, thresholds.LOOP_NS),
             *(thresholds.CELL_SAVES, thresholds.ATTENTION_SAVES, thresholds.ADAM_SAVES),
             *(thresholds.MAPPED_ATTENTION_SAVES, thresholds.MAPPED_MIB),
             *(thresholds.CACHED_ATTENTION_SAVES, thresholds.SCORES_IN_CACHE_MIB),
@@ -556,6 +556,7 @@ RULES: Final = (
         "`while` loops are never told.",
         limits=(
             *(thresholds.GRAPH_NODES, thresholds.LOOP_SHARE, thresholds.NODE_US, thresholds.NODE_OVERHEAD_US),
+            thresholds.LOOP_NS,
             thresholds.LOST,
             *(thresholds.LOST_MEASURED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
         ),

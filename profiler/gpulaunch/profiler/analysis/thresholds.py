@@ -464,6 +464,14 @@ LOOP_SHARE: Final = Limit(
     "had 0.73 to 0.95, over voices and parts of a mixture 0.54 and 0.33; of few samples it may be less by their "
     "standard error, as in another run of these parts: 0.28 of 152",
 )
+LOOP_NS: Final = Limit(
+    name="a turn of a loop of Python's",
+    value=20.0,
+    unit="ns",
+    why="where that takes longer, so do nodes of a graph, checks for NaN and searches for parameters: at 34 to 60 ns, "
+    "a node took 140 to 168 times as long, and a check 123 to 149 times (two cores that others share, eight times). Of "
+    "the hosts that they were measured on it is estimated: with 55 ns, 52 programs took 2.4 times as long (median)",
+)
 NODE_OVERHEAD_US: Final = Limit(
     name="torch's own part of a node",
     value=15.0,

@@ -53,6 +53,8 @@ class HostState:
     """CPU time that our control group may use, in cores; None without a quota."""
     cores: int | None = None
     """Cores that processes of this node's agent may run on (the affinity mask), whatever the quota."""
+    loop_ns: float | None = None
+    """CPU time of a turn of a loop of Python's: how fast this host is at the moment."""
 
 
 @dataclass(frozen=True, kw_only=True)

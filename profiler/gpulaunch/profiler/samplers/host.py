@@ -1,4 +1,5 @@
-"""Samples what all ranks of a node share: memory, cores, and how long tasks stalled for lack of them."""
+"""Samples what all ranks of a node share: memory, cores and their speed, and how long tasks stalled for lack of
+them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Final
 
 from gpulaunch.profiler.cgroup import Cgroups
 from gpulaunch.profiler.record import HostState, Reading
+from gpulaunch.profiler.samplers.pace import Pace
 
 PRESSURES: Final = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
 """Resource and severity of every meaningful figure of /proc/pressure. The cpu file also has a line `full`, for the sake
@@ -26,6 +28,7 @@ class HostSampler:
         self._cgroups = Cgroups(root)
         self._clock = clock
         self._told: set[str] = set()
+        self._pace = Pace()
 
     def read(self, now: float) -> Reading[HostState]:
         """Return the node's shared figures; a part that cannot be read is None and named in the errors."""
@@ -54,6 +57,7 @@ class HostSampler:
             cgroup_used_bytes=limit.used_bytes if limit else None,
             cpu_quota_cores=self._cgroups.cpu_quota_cores(),
             cores=len(os.sched_getaffinity(0)),
+            loop_ns=self._pace.measure(),
         )
         return Reading(values=state, errors=tuple(errors), late_s=self._clock() - now)
 
