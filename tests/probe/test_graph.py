@@ -201,6 +201,23 @@ def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypat
     assert graph_fact() == {"nodes": 5, "at_least": False, "repeated": 0.0, **contents}
 
 
+def test_on_a_slow_host_the_first_graph_is_told_and_no_other_is_counted(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = GraphNodes(account, TORCH)
+    monkeypatch.setattr(graph, "thread_time_ns", count(step=LONG_NS + 1).__next__)
+    counted = 0
+    for _ in range(1000):
+        nodes.look()
+        if nodes.left:
+            nodes.count((Tensor(chain(7)),))
+            counted += 1
+
+    contents = {"decomposes": False, "tokens": 0, "scores_bytes": 0, "accumulates": None}
+    assert (counted, graph_fact()) == (1, {"nodes": 7, "at_least": False, "repeated": 0.0, **contents})
+    assert "gradients" not in facts.rank_facts.known
+
+
 def test_nothing_of_a_graph_is_kept(account: Account) -> None:
     nodes = GraphNodes(account, TORCH)
     nodes.look()

@@ -33,7 +33,7 @@ MANY_NODES: Final = 1024
 MOST_NODES: Final = 4096
 """No more are counted."""
 LONG_NS: Final = 10_000_000
-"""Of the thread's own time: a graph that takes so long is the last that is counted in the run."""
+"""Of the thread's own time: a graph that takes so long is the last that is counted in the run, and told if none was."""
 _DECOMPOSES: Final = ("Linalg", "Cholesky", "TriangularSolve")
 """Operations of torch, by their names in a graph."""
 _SOFTMAX: Final = "SoftmaxBackward0"
@@ -53,6 +53,7 @@ class GraphNodes:
         "_contents",
         "_counted",
         "_failed",
+        "_is_known",
         "_is_long",
         "_is_over",
         "_keeps",
@@ -75,6 +76,7 @@ class GraphNodes:
         self._pause_s = _PAUSE_S
         self._seconds = 0
         self._failed = ""
+        self._is_known = False
         self._is_long = False
         self._is_over = False  # all of a row are read, but not what has become of the gradients of the last pass
         self.left = 0
@@ -129,12 +131,15 @@ class GraphNodes:
                 raise
             self._failed, self.left = repr(error), 0  # not the error itself: its traceback has the nodes
             return
-        if thread_time_ns() - began_ns > LONG_NS:
-            self._is_long, self.left = True, 0
+        self._is_long = thread_time_ns() - began_ns > LONG_NS
+        if self._is_long and self._is_known:
+            self.left = 0
             return
         self._counted.append(nodes)
         self._keeps = self._keeps or keeps
-        if keeps and len(self._counted) < MOST_KEPT:
+        if self._is_long:
+            self.left = 0
+        elif keeps and len(self._counted) < MOST_KEPT:
             self.left = PASSES  # all of a step are read
         else:
             self.left = 0 if nodes >= MANY_NODES and not self._keeps else self.left - 1
@@ -145,6 +150,9 @@ class GraphNodes:
             if len(self._counted) == 1 and told.get("accumulates") is False:
                 told["accumulates"] = None  # the first of a step adds to nothing
             set_fact("graph", told)
+            self._is_known = True
+            if self._is_long:
+                return  # of the gradients of a row, only some were read
             set_fact("gradients", self._use.fact())
             if self._use.is_pending:
                 self._is_over, self.left = True, 1
