@@ -17,7 +17,7 @@ from gpulaunch.profiler.probe import facts, graph
 from gpulaunch.profiler.probe.account import Account
 from gpulaunch.profiler.probe.edges import tap_backward
 from gpulaunch.profiler.probe.gradients import GradientUse
-from gpulaunch.profiler.probe.graph import FIRST_STEP, LONG_NS, MOST_NODES, PASSES, GraphNodes, graph_below
+from gpulaunch.profiler.probe.graph import FIRST_STEP, LONG_NS, LONG_ROW_NS, MOST_NODES, PASSES, GraphNodes, graph_below
 from gpulaunch.profiler.probe.state import Probe
 
 
@@ -186,7 +186,7 @@ def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypat
     nodes.look()
     while nodes.left:
         nodes.count((Tensor(chain(5)),))
-    monkeypatch.setattr(graph, "thread_time_ns", count(step=LONG_NS + 1).__next__)
+    monkeypatch.setattr(graph, "thread_time_ns", count(step=LONG_ROW_NS + 1).__next__)
     for _ in range(100):
         nodes.look()
         if nodes.left:
@@ -201,11 +201,12 @@ def test_after_a_pass_that_took_long_none_is_counted(account: Account, monkeypat
     assert graph_fact() == {"nodes": 5, "at_least": False, "repeated": 0.0, **contents}
 
 
-def test_on_a_slow_host_the_first_graph_is_told_and_no_other_is_counted(
-    account: Account, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("took_ns", "passes"), [(LONG_NS + 1, PASSES), (LONG_ROW_NS // 2, 3), (LONG_ROW_NS + 1, 1)])
+def test_on_a_slow_host_one_row_is_counted(
+    account: Account, monkeypatch: pytest.MonkeyPatch, took_ns: int, passes: int
 ) -> None:
     nodes = GraphNodes(account, TORCH)
-    monkeypatch.setattr(graph, "thread_time_ns", count(step=LONG_NS + 1).__next__)
+    monkeypatch.setattr(graph, "thread_time_ns", count(step=took_ns).__next__)
     counted = 0
     for _ in range(1000):
         nodes.look()
@@ -213,9 +214,9 @@ def test_on_a_slow_host_the_first_graph_is_told_and_no_other_is_counted(
             nodes.count((Tensor(chain(7)),))
             counted += 1
 
-    contents = {"decomposes": False, "tokens": 0, "scores_bytes": 0, "accumulates": None}
-    assert (counted, graph_fact()) == (1, {"nodes": 7, "at_least": False, "repeated": 0.0, **contents})
-    assert "gradients" not in facts.rank_facts.known
+    contents = {"decomposes": False, "tokens": 0, "scores_bytes": 0, "accumulates": None if passes == 1 else False}
+    assert (counted, graph_fact()) == (passes, {"nodes": 7, "at_least": False, "repeated": 0.0, **contents})
+    assert ("gradients" in facts.rank_facts.known) == (passes == PASSES), "only those of a whole row are told"
 
 
 def test_nothing_of_a_graph_is_kept(account: Account) -> None:

@@ -33,7 +33,9 @@ MANY_NODES: Final = 1024
 MOST_NODES: Final = 4096
 """No more are counted."""
 LONG_NS: Final = 10_000_000
-"""Of the thread's own time: a graph that takes so long is the last that is counted in the run, and told if none was."""
+"""Of the thread's own time: the row with a graph that takes so long is the last one of the run."""
+LONG_ROW_NS: Final = 100_000_000
+"""If its graphs take so long together, the rest of that row is not counted."""
 _DECOMPOSES: Final = ("Linalg", "Cholesky", "TriangularSolve")
 """Operations of torch, by their names in a graph."""
 _SOFTMAX: Final = "SoftmaxBackward0"
@@ -59,6 +61,7 @@ class GraphNodes:
         "_keeps",
         "_pause_s",
         "_repeats",
+        "_row_ns",
         "_seconds",
         "_torch",
         "_use",
@@ -70,6 +73,7 @@ class GraphNodes:
         self._torch = torch
         self._use = GradientUse(torch)
         self._repeats = Repeats()
+        self._row_ns = 0
         self._keeps = False
         self._counted: list[int] = []
         self._contents: dict[str, Any] = {}
@@ -97,6 +101,7 @@ class GraphNodes:
             self._seconds = self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, _LONGER * self._pause_s)
             self._counted.clear()
+            self._row_ns = 0
             self._contents = {}
             self._use.begin()
             self._repeats.begin()
@@ -131,13 +136,16 @@ class GraphNodes:
                 raise
             self._failed, self.left = repr(error), 0  # not the error itself: its traceback has the nodes
             return
-        self._is_long = thread_time_ns() - began_ns > LONG_NS
-        if self._is_long and self._is_known:
+        took_ns = thread_time_ns() - began_ns
+        self._row_ns += took_ns
+        self._is_long = self._is_long or took_ns > LONG_NS
+        is_cut = self._is_long and self._row_ns > LONG_ROW_NS
+        if is_cut and self._is_known:
             self.left = 0
             return
         self._counted.append(nodes)
         self._keeps = self._keeps or keeps
-        if self._is_long:
+        if is_cut:
             self.left = 0
         elif keeps and len(self._counted) < MOST_KEPT:
             self.left = PASSES  # all of a step are read
@@ -151,7 +159,7 @@ class GraphNodes:
                 told["accumulates"] = None  # the first of a step adds to nothing
             set_fact("graph", told)
             self._is_known = True
-            if self._is_long:
+            if is_cut:
                 return  # of the gradients of a row, only some were read
             set_fact("gradients", self._use.fact())
             if self._use.is_pending:
