@@ -34,7 +34,7 @@ MOST_NODES: Final = 4096
 """No more are counted."""
 LONG_NS: Final = 10_000_000
 """Of the thread's own time: the row with a graph that takes so long is the last one of the run."""
-LONG_ROW_NS: Final = 100_000_000
+LONG_ROW_NS: Final = 250_000_000
 """If its graphs take so long together, the rest of that row is not counted."""
 _DECOMPOSES: Final = ("Linalg", "Cholesky", "TriangularSolve")
 """Operations of torch, by their names in a graph."""
