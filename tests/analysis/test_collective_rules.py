@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, rank, rules, site, window
+from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, host, rank, rules, site, window
 from rule_cases import CASES, sharded_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
@@ -130,3 +130,11 @@ def test_a_search_for_unused_parameters_of_one_rank_asks_no_other() -> None:
     found = [rules(window(rank(**short, facts=facts(ddp={**told, "world_size": world_size})))) for world_size in (1, 2)]
 
     assert ["unused-parameters-searched" in each for each in found] == [False, True]
+
+
+def test_a_search_takes_as_much_longer_as_the_host_is_slow() -> None:
+    told = {"modules": 1, "num_parameter_tensors": 2000, "site": "train.py:88", "searched_in_vain": True}
+    searching = rank(gpu=None, facts=facts(ddp=told))
+    (usual,), (slow,) = (advise(window(searching, host=host(loop_ns=loop_ns))) for loop_ns in (20.0, 50.0))
+
+    assert slow.seconds_per_step == pytest.approx(2.5 * usual.seconds_per_step)

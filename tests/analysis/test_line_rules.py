@@ -183,8 +183,10 @@ def test_anomaly_mode_costs_its_checks_in_backward_too(nodes: int, checks_ms: fl
     )
 
     (found,) = advise(window(seen))
+    (slow,) = advise(window(seen, host=host(loop_ns=40.0)))
 
     assert found.seconds_per_step == pytest.approx(0.3 * seen.step_s + checks_ms / 1e3)
+    assert slow.seconds_per_step == pytest.approx(0.3 * seen.step_s + min(2 * checks_ms, 0.8 * 40.0) / 1e3)
 
 
 @pytest.mark.parametrize(("logging", "is_told"), [(19, False), (28, False), (36, False), (38, True)])

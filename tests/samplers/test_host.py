@@ -73,6 +73,8 @@ def test_everything_that_the_ranks_share(root: Path) -> None:
     assert (host.cgroup_limit_bytes, host.cgroup_used_bytes) == (1000000, 600000)
     assert host.cpu_quota_cores == 1.5
     assert host.cores == len(os.sched_getaffinity(0))
+    assert host.loop_ns is not None
+    assert host.loop_ns > 0
 
 
 def test_the_real_node_has_memory_and_shared_memory() -> None:

@@ -157,7 +157,8 @@ def _in_steps(window: Window) -> Iterator[Loss]:
 
 def small_operations_loop(window: Window) -> Iterator[Loss]:
     """A loop inside the step computes element by element, and the graph has very many nodes that are all short."""
-    torch_us = NODE_OVERHEAD_US.value * slowness(window)
+    slow = slowness(window)
+    torch_us = slow * NODE_OVERHEAD_US.value
     for rank in window.over.ranks:
         graph = section(rank.facts, "graph")
         nodes = _graph_nodes(rank)
@@ -165,7 +166,7 @@ def small_operations_loop(window: Window) -> Iterator[Loss]:
         if nodes < GRAPH_NODES.value or not forward_s or not backward_s:
             continue
         node_us = 1e6 * _running(rank) * backward_s / nodes
-        if node_us > NODE_US.value * slowness(window):
+        if node_us > slow * NODE_US.value:
             continue
         if sum(rank.backward.values()) < SAMPLES_OF_A_LINE.value:
             continue  # the loop may be the one that makes the steps

@@ -60,7 +60,7 @@ class Tally:
         self._saving = Counter[int]()
         self._chained = set[str]()
         self._spanning: set[RankLine] = set()
-        self._at_all_steps = Counter[tuple[RankLine, str]]()
+        self._at_all_steps = LineCounts()
         self._elsewhere = Counter[int]()
         self._fetches = Counter[int]()
         self._locked = Counter[int]()
@@ -110,7 +110,7 @@ class Tally:
             if after_step and len(self._after_step) < MOST_LINES:
                 self._after_step[rank, at] = after_step
             if calls in AT_ALL_STEPS:
-                count_up_to(self._at_all_steps, ((rank, at), calls), MOST_LINES)
+                self._at_all_steps.add((rank, at), calls)
             self._indexing[rank] += phase == "data_wait"
 
     def add_backward(self, rank: int, at: str) -> None:
@@ -214,21 +214,13 @@ class Tally:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
         elsewhere = self._trains_elsewhere()
         counts = {line: count for line, count in self._calling.counts.items() if line not in self._spanning}
-        counts |= {line: count for line, (count, _) in self._by_trainers().items()}
+        counts |= {line: count for line, count in self._at_all_steps.counts.items() if line in self._spanning}
         return {line: count for line, count in counts.items() if line[0] not in elsewhere}
 
     @property
     def after_step(self) -> Mapping[RankLine, str]:
         """What these lines are a part of that runs after a step, where they are of one."""
         return dict(self._after_step)
-
-    def _by_trainers(self) -> dict[RankLine, tuple[int, str]]:
-        """Those of which the program has no other line than that of all steps, and their most frequent call."""
-        counts: dict[RankLine, dict[str, int]] = {}
-        for (line, calls), count in dict(self._at_all_steps).items():
-            if line in self._spanning:
-                counts.setdefault(line, {})[calls] = count
-        return {line: (sum(of.values()), max(of, key=of.__getitem__)) for line, of in counts.items()}
 
     def _trains_elsewhere(self) -> set[int]:
         return {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}
@@ -317,5 +309,5 @@ class Tally:
     @property
     def calls(self) -> Mapping[RankLine, str]:
         """The function that each line mostly calls; empty: it is not known."""
-        by_trainers = {line: calls for line, (_, calls) in self._by_trainers().items()}
-        return {**self.gil.calls, **self._calling.calls, **by_trainers, **self._fetching.calls}
+        at_all_steps = {line: calls for line, calls in self._at_all_steps.calls.items() if line in self._spanning}
+        return {**self.gil.calls, **self._calling.calls, **at_all_steps, **self._fetching.calls}

@@ -170,9 +170,10 @@ class StackSamples:
 
     def _recomputed(self, innermost: Call | None, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return what an activation checkpoint computes again, unless its line is one that is told of by itself."""
-        if innermost is not None and (innermost.name == ANOMALY or is_outside_compute(innermost, phase)):
+        again = recomputed(frames)
+        if again and innermost and (innermost.name == ANOMALY or is_outside_compute(innermost, phase)):
             return None
-        return recomputed(frames)
+        return again
 
     def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame], after_step: Call | None) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none.
