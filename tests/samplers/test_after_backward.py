@@ -143,8 +143,9 @@ def test_what_it_does_not_is_told_too(made: str, below: str) -> None:
 
 
 @pytest.mark.parametrize("of", ["", "nn.utils.", "torch.nn.utils."])
-def test_weights_set_from_one_vector_are_those_of_the_next_step(of: str) -> None:
-    line = of + "vector_to_parameters(project(flat), {}.parameters())"
+@pytest.mark.parametrize("given", ["project(flat), {}.parameters()", "vec=project(flat), parameters={}.parameters()"])
+def test_weights_set_from_one_vector_are_those_of_the_next_step(of: str, given: str) -> None:
+    line = f"{of}vector_to_parameters({given})"
 
     assert told(below=line.format("model")) == set()
     assert told(below=line.format("average")) == {line.format("average")}

@@ -164,8 +164,8 @@ def _changed_at(node: ast.AST) -> Iterator[ast.expr]:
                 part for each in arguments[:1] for part in nodes_of(each) if isinstance(part, ast.Name)
             ]
             found = given if is_function else [] if _is_copy(whole) else [whole]
-        case ast.Call(args=[_, whole, *_]) if last_name(node) == "vector_to_parameters":
-            found = [whole]
+        case ast.Call(args=arguments, keywords=named) if last_name(node) == "vector_to_parameters":
+            found = [*arguments[1:], *(each.value for each in named if each.arg == "parameters")]
         case ast.Assign(targets=targets):
             parts = (part for target in targets for part in nodes_of(target))
             found = [
