@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
+from gpulaunch.profiler.samplers.declared_numbers import DeclaredNumbers
 from gpulaunch.profiler.samplers.function_bodies import (
     arguments_of,
     is_plain_call,
@@ -111,6 +112,7 @@ class Module:
             for each in nodes
             if isinstance(each, ast.ClassDef)
         }
+        self._declared = DeclaredNumbers(self._defaults.keys(), self._attributes)
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._lists: dict[tuple[Function, str], bool] = {}
@@ -157,6 +159,10 @@ class Module:
                 if self._texts[name] == 1 and all(map(self.is_read, self._attributes.get(name, ())))
             }
         return self._buffers[of]
+
+    def is_declared_number(self, node: ast.Attribute, of: ast.ClassDef | None) -> bool:
+        """Whether an attribute is declared to be a number, and set once."""
+        return not self._is_opaque and self._declared.has(node, of)
 
     def is_number(self, node: ast.expr) -> bool:
         """Whether it is an attribute that only `__init__` sets, once, or is computed of such: where a number is needed,

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _WHERE: Final = frozenset({"device", "dtype"})
 """Attributes of a tensor that do not change at all."""
+_OF_PARTS: Final = (
+    ast.BinOp | ast.UnaryOp | ast.Compare | ast.BoolOp | ast.IfExp | (ast.Tuple | ast.List | ast.Subscript | ast.Slice)
+)
+"""Expressions that are the same where their parts are."""
 
 
 class Scope:
@@ -82,7 +86,7 @@ class Scope:
         """Whether a value that stays is a number, or a shape: nothing can change such an object."""
         calls = {last_name(call) for call in calls_in(value)}
         names = names_in(value)
-        if any(isinstance(node, ast.List) for node in nodes_of(value)):
+        if any(isinstance(node, ast.List | ast.ListComp) for node in nodes_of(value)):
             return False
         return calls <= SHAPES | SCALARS | {"len"} and names <= self._arguments | self._numbers | SCALARS | {"len"}
 
@@ -98,7 +102,7 @@ class Scope:
         if not isinstance(statement, ast.Assign):
             return isinstance(statement, ast.Return)
         names = names_set(statement)
-        is_list = isinstance(statement.value, ast.List)  # it may be added to
+        is_list = isinstance(statement.value, ast.List | ast.ListComp)  # it may be added to
         return bool(names) and names.isdisjoint(self._changed) and not is_list
 
     def is_plain(self, statement: ast.stmt) -> bool:
@@ -125,6 +129,10 @@ class Scope:
                 return self._is_made_here(name) and self.stays(at) and self.stays(value)
             case ast.For(target=ast.Name(), iter=ast.Call(func=ast.Name(id="range")) as turns, orelse=[]):
                 return self.stays(turns) and all(map(self.is_plain, statement.body))
+            case ast.If(test=test, body=body, orelse=other):
+                return self.stays(test) and all(map(self.is_plain, (*body, *other)))
+            case ast.Pass() | ast.Continue() | ast.Break():
+                return True
             case _:
                 return False
 
@@ -140,19 +148,30 @@ class Scope:
             case ast.Name(id=name):
                 return name in self._staying or name in self._module.numbers
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                return name in self._module.buffers(self._of)
+                return name in self._module.buffers(self._of) or self._module.is_declared_number(node, self._of)
             case ast.Attribute(value=value, attr=name):
                 if self._module.is_of_package(node) or (name in _WHERE and isinstance(value, ast.Name)):
+                    return True
+                if self._module.is_declared_number(node, self._of):
                     return True
                 return (name in OF_A_TENSOR and self._is_argument(value)) or (
                     name in OF_A_TENSOR | TRANSPOSED and self.stays(value)
                 )
             case ast.Call():
                 return self._gives_the_same(node)
-            case ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.Tuple() | ast.List() | ast.Subscript() | ast.Slice():
-                return all(self.stays(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
+            case ast.ListComp(elt=each, generators=[ast.comprehension(target=ast.Name(id=name), iter=turns, ifs=[])]):
+                return self.stays(turns) and self._stays_with(name, each)
             case _:
-                return False
+                parts = (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
+                return isinstance(node, _OF_PARTS) and all(map(self.stays, parts))
+
+    def _stays_with(self, name: str, node: ast.expr) -> bool:
+        """Whether an expression is the same where a name is."""
+        known = name in self._staying
+        self._staying.add(name)
+        stays = self.stays(node)
+        self._staying -= set() if known else {name}
+        return stays
 
     def _is_argument(self, node: ast.expr) -> bool:
         """Whether it is an argument of the function, as it was given."""
