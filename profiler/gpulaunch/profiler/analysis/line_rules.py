@@ -60,6 +60,7 @@ from gpulaunch.profiler.record.line_calls import (
     ONE_HOT_PRODUCT,
     PAIRS,
     PAIRS_OF_ALL_RANKS,
+    PARAMETRIZED,
     PYTHON,
     RECOMPUTED,
     SAME_IN_LOOP,
@@ -78,7 +79,7 @@ _MEETS: Final = (
 """The end of the name of a function in which ranks wait for each other: the last one to come waits least."""
 _WITH_BACKWARD: Final = frozenset(
     (
-        *(ADAPTER, ATTENTION, CELL, GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS),
+        *(ADAPTER, ATTENTION, CELL, GRAPH_MATRIX, ONE_HOT_PRODUCT, PAIRS, PAIRS_OF_ALL_RANKS, PARAMETRIZED),
         *(SAME_IN_LOOP, SAME_PASSES, SINGULAR),
     )
 )

@@ -19,9 +19,11 @@ from gpulaunch.profiler.record.line_calls import (
     OBSERVES,
     ONE_HOT,
     ONE_HOT_PRODUCT,
+    PARAMETRIZED,
 )
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
+from gpulaunch.profiler.samplers.parametrized import lines_using_parametrized
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.recomputed import recomputed
 from gpulaunch.profiler.samplers.sampled_calls import (
@@ -228,6 +230,9 @@ class StackSamples:
             return replace(lines[-1], line=loop, name=ADAM)
         if phase == "optimizer":
             return None
+        users = lines_using_parametrized(frames)
+        if any(self._sources.has_the_same_modules(each.file, each.line) for each in users):
+            return replace(users[-1], name=PARAMETRIZED)
         for line, within in zip(lines, [*lines[1:], None], strict=False):
             place_within = None if within is None else (within.file, within.line)
             if found := self._sources.repeated(line.file, line.line, place_within):

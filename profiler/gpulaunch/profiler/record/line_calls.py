@@ -68,6 +68,8 @@ KEEPS_LOGITS: Final = "transformers.trainer_pt_utils.nested_concat"
 """The evaluation of a Trainer adds the predictions of a batch to those that it keeps, all of which it copies."""
 RECOMPUTED: Final = "activations again"
 """Backward computes a part of the forward pass again there, to save memory: it is in an activation checkpoint."""
+PARAMETRIZED: Final = "parametrized weights again"
+"""It computes weights from those that are trained in every turn of a loop, and backward goes through all of it."""
 OBSERVES: Final = "observes"
 """It is in a hook of a module that only computes statistics of tensors."""
 AT_ALL_STEPS: Final = frozenset((KEEPS_LOGITS, RECOMPUTED))

@@ -24,7 +24,7 @@ _MOST_NODES: Final = 2000
 """Of the tree of a loop: longer ones are not read."""
 _FEW: Final = 9
 """Turns that are no batch, but the heads or scales of a model."""
-_WRAPS: Final = frozenset({"enumerate", "zip", "reversed", "sorted", "list", "tuple", "tqdm"})
+WRAPS: Final = frozenset({"enumerate", "zip", "reversed", "sorted", "list", "tuple", "tqdm"})
 """Functions that a loop goes through what they are given."""
 _TAKES_ALL: Final = frozenset({"sum", "max", "min", "list", "tuple", "stack", "cat", "reduce"})
 """Functions that take all of a generator or `map` at once: others may hand out its batches one by one."""
@@ -109,7 +109,7 @@ def _is_of_elements(loop: Loop) -> bool:
     if len(nodes_of(loop)) > _MOST_NODES:
         return False
     iterated = [loop.iter] if isinstance(loop, ast.For) else [each.iter for each in loop.generators]
-    return all(map(_is_batch, iterated)) and _computes(parts_of(loop)) and not turns_need_each_other(loop)
+    return all(map(is_batch, iterated)) and _computes(parts_of(loop)) and not turns_need_each_other(loop)
 
 
 def _is_mapped(call: ast.Call) -> bool:
@@ -117,7 +117,7 @@ def _is_mapped(call: ast.Call) -> bool:
     if last_name(call) != "map" or len(call.args) < 2:
         return False
     function, *iterated = call.args
-    if not all(map(_is_batch, iterated)):
+    if not all(map(is_batch, iterated)):
         return False
     return _computes([function.body]) if isinstance(function, ast.Lambda) else word_of(function) not in {"", *MOVES}
 
@@ -126,10 +126,11 @@ def _is_reduced(call: ast.Call) -> bool:
     """Whether it is `functools.reduce` with a function that does not need an order."""
     if last_name(call) != "reduce" or len(call.args) < 2 or word_of(call.args[0]) not in _REDUCES:
         return False
-    return _is_batch(call.args[1])
+    return is_batch(call.args[1])
 
 
-def _is_batch(iterated: ast.expr) -> bool:
+def is_batch(iterated: ast.expr) -> bool:
+    """Whether a loop goes through what may be many, and is not the parts of a model."""
     return not _is_few(iterated) and not _is_of_model(iterated)
 
 
@@ -153,7 +154,7 @@ def _is_few(iterated: ast.expr) -> bool:
             func=ast.Name(id="range"), args=[ast.Constant(value=int(end))] | [_, ast.Constant(value=int(end))]
         ):
             return end < _FEW
-        case ast.Call() if last_name(iterated) in _WRAPS:
+        case ast.Call() if last_name(iterated) in WRAPS:
             return any(_is_few(each) for each in iterated.args)
         case _:
             return False

@@ -24,6 +24,7 @@ from gpulaunch.profiler.samplers.dropped_samples import lines_of_dropped_samples
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
 from gpulaunch.profiler.samplers.observers import observers_of
+from gpulaunch.profiler.samplers.parametrized import loops_with_the_same_modules
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
 from gpulaunch.profiler.samplers.repeated_work import lines_of_repeated_work
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
@@ -103,6 +104,7 @@ class _Source:
     repeated: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     dropping: dict[int, str] = field(default_factory=dict[int, str])
     chained: set[int] = field(default_factory=set[int])
+    same_modules: set[int] = field(default_factory=set[int])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -203,6 +205,10 @@ class SourceLines:
         """Whether a line is a collective that needs what the last one of its loop has reduced."""
         return line in self._source(file).chained
 
+    def has_the_same_modules(self, file: str, line: int) -> bool:
+        """Whether a line is in a loop that uses the same modules in every turn, see `parametrized`."""
+        return line in self._source(file).same_modules
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -247,6 +253,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.repeated = _unless_it_fails(lambda: lines_of_repeated_work(tree), source.repeated)
     source.dropping = _unless_it_fails(lambda: lines_of_dropped_samples(tree), source.dropping)
     source.chained = _unless_it_fails(lambda: lines_of_chained(tree, makes_steps), source.chained)
+    source.same_modules = _unless_it_fails(lambda: loops_with_the_same_modules(tree, makes_steps), source.same_modules)
     forget_nodes(tree)
     return source
 
