@@ -24,6 +24,7 @@ WEIGHT = [
     Frame("_inject_property.<locals>.get_parametrized", f"{TORCH}/nn/utils/parametrize.py", 400),
 ]
 CACHED = Frame("_inject_property.<locals>.get_cached_parametrization", f"{TORCH}/nn/utils/parametrize.py", 390)
+CHECKPOINT = Frame("checkpoint", f"{TORCH}/utils/checkpoint.py", 480)
 LINEAR = [Frame("Linear.forward", f"{TORCH}/nn/modules/linear.py", 130), MODULE]
 PROGRAM = "/home/me/train.py"
 CELL = Frame("Cell.forward", PROGRAM, 12)
@@ -37,21 +38,17 @@ MAIN = Frame("<module>", PROGRAM, 90)
         ([*WEIGHT, *LINEAR, CELL, MODULE, NET, MODULE, MAIN], [20, 12]),
         ([*WEIGHT, *LINEAR, NET, MODULE, MAIN], [20]),
         ([*WEIGHT, NET, MODULE, MAIN], [20]),
-        ([Frame("Symmetric.forward", PROGRAM, 5), *WEIGHT[1:], *LINEAR, NET, MODULE, MAIN], [20]),
+        ([*WEIGHT, *LINEAR, NET, MODULE, CHECKPOINT, MAIN], []),
+        ([Frame("Noisy.forward", PROGRAM, 5), *WEIGHT[1:], *LINEAR, NET, MODULE, MAIN], []),
+        ([Frame("_SpectralNorm.forward", WEIGHT[0].file, 5), *WEIGHT[1:], *LINEAR, NET, MODULE, MAIN], []),
         ([*WEIGHT[:-1], CACHED, WEIGHT[-1], *LINEAR, NET, MODULE, MAIN], []),
         ([*LINEAR, NET, MODULE, MAIN], []),
         ([*WEIGHT, *LINEAR, MAIN], []),
         ([], []),
     ],
     ids=[
-        "in a cell",
-        "in a model",
-        "weight read",
-        "by a program's own",
-        "cached",
-        "no parametrization",
-        "no model",
-        "no stack",
+        *("in a cell", "in a model", "weight read", "checkpoint", "a program's own", "spectral norm", "cached"),
+        *("no parametrization", "no model", "no stack"),
     ],
 )
 def test_the_lines_that_use_weights_are_those_of_the_model_around_the_parametrization(
@@ -61,26 +58,25 @@ def test_the_lines_that_use_weights_are_those_of_the_model_around_the_parametriz
 
 
 SAME = [
-    "for t in range(x.size(1)): h = self.cell(x[:, t], h)",
-    "for now in x.unbind(1): h = self.cell(now, h)",
-    "for t, now in enumerate(x.transpose(0, 1)): out[t] = h = self.cell(now.float(), h)",
-    "out = [self.decode(z, t) for t in times]",
-    "for a, b in zip(before, after): loss = loss + self.near(a, b)",
-    "for t in range(self.length): h = self.cell(self.norm(x[:, t]), h)",
+    "h = self.cell(x[:, t], h)",
+    "h = self.cell(self.norm(x[:, t].float()), h)",
+    "h = torch.where(t < lengths, self.cell(x[:, t], h), h)",
+    "out[t] = h = self.cell(x.select(1, t), h)",
 ]
 OTHERS = [
-    "for layer in self.convolutions: x = layer(x)",
-    "for layer in stack: x = layer(x)",
-    "for i in range(depth): x = self.convolutions[i](x)",
-    "for i in range(depth): x = stack[i](x)",
-    "for i in range(depth): x = getattr(self, f'conv{i}')(x)",
-    "for i in range(depth):\n    at = depth - i\n    x = self.convolutions[at](x)",
-    "for dilation, layer in zip(dilations, self.convolutions): x = pad(x, dilation)",
-    "for head in (self.first, self.second): x = self.mix(x)",
-    "for _ in range(3): x = self.refine(x)",
-    "for x in loader:\n    self.net(x).sum().backward()\n    optimizer.step()",
-    "while t < length: h = self.cell(x[:, t], h)",
-    "h = self.cell(x, h)",
+    "x = self.convolutions[t](x)",
+    "x = stack[t](x)",
+    "x = stack[t].attention(x)",
+    "x = getattr(self, f'conv{t}')(x)",
+    "layer = getattr(self, f'conv{t}'); x = layer(x)",
+    "at = depth - t; x = self.convolutions[at](x)",
+    "name = f'conv{depth - t}'; x = getattr(self, name)(x)",
+    "x = self.convolutions[at](x); at += 1",
+    "x = self._flow(t, x)",
+    "x = self._flow(x, turn=t)",
+    "x = checkpoint(self.cell, x, h)",
+    "w = torch.autograd.grad(functional_call(self.net, w, x), w)",
+    "self.net(x[:, t]).sum().backward(); optimizer.step()",
 ]
 
 
@@ -89,20 +85,49 @@ def lines_of(text: str) -> set[int]:
     return loops_with_the_same_modules(tree, lambda loop: "backward" in ast.unparse(loop))
 
 
-@pytest.mark.parametrize("loop", SAME)
-def test_a_loop_over_time_uses_the_same_modules(loop: str) -> None:
-    assert lines_of(loop) == {1}
+@pytest.mark.parametrize("body", SAME)
+@pytest.mark.parametrize("of", ["t in range(x.size(1))", "t in range(self.length)", "t, now in enumerate(x.unbind(1))"])
+def test_a_loop_over_time_uses_the_same_modules(of: str, body: str) -> None:
+    assert lines_of(f"for {of}:\n    {body}\nelse:\n    pass") == {2}
 
 
-@pytest.mark.parametrize("loop", OTHERS)
-def test_a_loop_over_modules_or_steps_does_not(loop: str) -> None:
-    assert lines_of(loop) == set()
+@pytest.mark.parametrize("body", OTHERS)
+@pytest.mark.parametrize("of", ["t in range(depth)", "t, now in enumerate(x.unbind(1))"])
+def test_a_loop_over_modules_or_steps_does_not(of: str, body: str) -> None:
+    assert lines_of(f"for {of}:\n    {body}") == set()
 
 
-@pytest.mark.parametrize(("loop", "is_told"), [(SAME[0], True), (OTHERS[2], False)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for layer in self.convolutions: x = layer(x)",
+        "for layer in stack: x = layer(x)",
+        "for layer in stack: x = layer.attention(x)",
+        "for dilation, layer in zip(dilations, self.convolutions): x = pad(x, dilation)",
+        "for head in (self.first, self.second): x = self.mix(x)",
+        "for _ in range(3): x = self.refine(x)",
+        "with torch.no_grad():\n    for t in range(length): h = self.cell(x[:, t], h)",
+        "for t in range(length):\n    with torch.no_grad(): h = self.target(x[:, t], h)",
+        "while t < length: h = self.cell(x[:, t], h)",
+        "y = self.proj(torch.stack([x[:, i] for i in order], 1))",
+        "h = self.cell(x, h)",
+    ],
+)
+def test_what_is_no_loop_over_time_or_has_no_gradients_does_not(text: str) -> None:
+    assert lines_of(text) == set()
+
+
+def test_what_runs_for_some_of_the_turns_is_left_out() -> None:
+    text = (
+        "for t in range(length):\n    if t == 0:\n        h = self.first(x)\n    if masked:\n        h = self.cell(h)"
+    )
+    assert lines_of(text) == {5}
+
+
+@pytest.mark.parametrize(("loop", "is_told"), [(SAME[0], True), (OTHERS[0], False)])
 def test_what_is_computed_again_is_told_where_the_weights_are_used(tmp_path: Path, loop: str, *, is_told: bool) -> None:
     program = tmp_path / "train.py"
-    program.write_text(f"def forward(self, x, h):\n    {loop}\n")
+    program.write_text(f"def forward(self, x, h):\n    for t in range(9): {loop}\n")
     samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
     net = Frame("Net.forward", str(program), 2)
     samples.add(place, "forward", [*WEIGHT, *LINEAR, net, MODULE, Frame("main", str(program), 9)])

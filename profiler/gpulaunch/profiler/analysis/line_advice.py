@@ -176,9 +176,9 @@ IN_PLACE_OF_CALLS: Final = {
     RECOMPUTED: "Backward computes parts of the forward pass again, to save memory, and more is free than all of that "
     "can fill: switch activation checkpoints off (gradient_checkpointing=False, no torch.utils.checkpoint), or use "
     "them for fewer layers.",
-    PARAMETRIZED: "The weights of a layer are computed by its parametrization (such as orthogonal) each time that "
-    "they are used, here in every turn of a loop: `with torch.nn.utils.parametrize.cached():` around the loop, or the "
-    "forward pass, computes them once.",
+    PARAMETRIZED: "The weights of a layer are computed by its parametrization (such as orthogonal) each time that they "
+    "are used, here in every turn of a loop: `with torch.nn.utils.parametrize.cached():` around the loop computes them "
+    "once.",
     OBSERVES: "This hook computes statistics in every forward pass: remove it when they were taken (handle = "
     "module.register_forward_hook(...); handle.remove()), or return at once in all but every N-th step. A hook that is "
     "registered again and again runs as often.",

@@ -41,7 +41,9 @@ from gpulaunch.profiler.samplers.tensor_functions import (
 
 _Operation = ast.BinOp | ast.UnaryOp | ast.Compare
 
-_OPAQUE: Final = frozenset({*("_buffers", "__dict__", "buffers", "named_buffers", "get_buffer"), *("setattr", "vars")})
+_OPAQUE: Final = frozenset(
+    {*("_buffers", "__dict__", "buffers", "named_buffers", "get_buffer"), *("setattr", "__setattr__", "vars")}
+)
 """Names by which a file may change any buffer."""
 _MOST_DEPTH: Final = 6
 """Functions of the file that call each other and are followed."""
@@ -112,7 +114,8 @@ class Module:
             for each in nodes
             if isinstance(each, ast.ClassDef)
         }
-        self._declared = DeclaredNumbers(self._defaults.keys(), self._attributes)
+        others = self._defined.keys() | self._texts.keys()
+        self._declared = DeclaredNumbers(self._defaults.keys(), self._attributes, others)
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._lists: dict[tuple[Function, str], bool] = {}
@@ -161,7 +164,7 @@ class Module:
         return self._buffers[of]
 
     def is_declared_number(self, node: ast.Attribute, of: ast.ClassDef | None) -> bool:
-        """Whether an attribute is declared to be a number, and set once."""
+        """Whether an attribute is declared to be a whole number, and set once."""
         return not self._is_opaque and self._declared.has(node, of)
 
     def is_number(self, node: ast.expr) -> bool:

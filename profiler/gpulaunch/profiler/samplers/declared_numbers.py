@@ -1,9 +1,14 @@
-"""Finds the attributes that a file declares to be numbers and that nothing in it sets again: those of a configuration,
-`self.config.window`, and those that `__init__` keeps, `self.window`."""
+"""Finds the attributes that a file declares to be whole numbers and that nothing sets later: those of a configuration,
+`self.config.window`, and those that `__init__` keeps of its arguments, `self.window`.
+
+A name counts if it is such a number wherever the file has it. Numbers with a fraction do not: a program may lower a
+temperature from another file. Nor do those whose names say that they change.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
@@ -11,42 +16,45 @@ from gpulaunch.profiler.samplers.function_bodies import is_set
 from gpulaunch.profiler.samplers.loops import Function
 from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of
 
-_TYPES: Final = frozenset({"int", "float", "bool", "str"})
+_TYPES: Final = frozenset({"int", "bool", "str"})
+_CONFIGURATION: Final = re.compile(r"_?(?:\w+_)?(?:config|cfg|conf|args|opts?|options|hparams|settings)")
+_CHANGES: Final = re.compile(
+    r"(?:current|cur|num_updates)(?:_\w+)?|(?:\w+_)?(?:step|epoch|level|stage|phase|iteration)"
+)
+"""Names of what a training loop sets."""
+
+_MOST_ROUNDS: Final = 8
+"""Numbers that are computed of each other, one after the other; with more, none counts."""
 
 
 class DeclaredNumbers:
     """The attributes of the objects of a file that are numbers, or texts, and stay as they are."""
 
-    def __init__(self, classes: Collection[ast.ClassDef], attributes: Mapping[str, list[ast.Attribute]]) -> None:
-        """`attributes`: of the file, by name."""
-        stores = {name: {node for node in nodes if is_set(node)} for name, nodes in attributes.items()}
-        fields = {of: dict(_fields_of(of)) for of in classes}
-        on_self = {of: {node for node in nodes_of(of) if _is_of_self(node)} for of in classes}
-
-        def is_field(name: str) -> bool:
-            of_others = (on_self[of] for of in classes if name not in fields[of])
-            return all(each.get(name, True) for each in fields.values()) and not (
-                stores.get(name, set[ast.AST]()).difference(*of_others)
-            )
-
-        self._fields = set(filter(is_field, {name for each in fields.values() for name in each}))
-        """What the bodies of classes declare as a number."""
-        self._numbers: dict[ast.ClassDef, set[str]] = {}
-        self._objects = set[str]()
-        kept: dict[str, set[ast.Attribute]] = {}
-        for of in classes:
-            numbers, found = set[str](), set[str]()
-            for init in (each for each in of.body if isinstance(each, Function) and each.name == "__init__"):
-                given = _numbers_given(init)
-                for to, value in assigned_in(init.body):
-                    if isinstance(to, ast.Attribute) and to.attr not in found:
-                        found.add(to.attr)
-                        kept.setdefault(to.attr, set()).add(to)
-                        numbers |= {to.attr} if self._is_number(value, given) else set()
-                        self._objects |= {to.attr} if isinstance(value, ast.Name) else set()
-            self._numbers[of] = numbers
-        self._changed = {name for name, found in stores.items() if found != kept.get(name)}
-        """Attributes that something else sets than `__init__`, once in a class."""
+    def __init__(
+        self,
+        classes: Collection[ast.ClassDef],
+        attributes: Mapping[str, list[ast.Attribute]],
+        others: Collection[object],
+    ) -> None:
+        """`attributes`: of the file, by name. `others`: names of functions, and texts, by which one may be set."""
+        self._kept = {of: dict(_kept_by(of)) for of in classes}
+        self._values: dict[str, list[_Kept]] = {}
+        for name, found in (each for kept in self._kept.values() for each in kept.items()):
+            self._values.setdefault(name, []).append(found)
+        kept_nodes = {to for found in self._values.values() for to, _, _ in found}
+        stores = {name: [each for each in nodes if is_set(each)] for name, nodes in attributes.items()}
+        changed = {name for name, found in stores.items() if not kept_nodes.issuperset(found)}
+        self._whole = self._values.keys() - changed
+        fields = [field for of in classes for field in _fields_of(of)]
+        changed |= {name for name, is_number in fields if not is_number}
+        names = self._values.keys() | {name for name, _ in fields}
+        self._names = {name for name in names - changed if name not in others and not _CHANGES.fullmatch(name)}
+        for _ in range(_MOST_ROUNDS):
+            no_numbers = {name for name in self._names if not self._is_always_number(name)}
+            self._names -= no_numbers
+            if not no_numbers:
+                return
+        self._names.clear()
 
     def has(self, node: ast.Attribute, of: ast.ClassDef | None) -> bool:
         """Whether an attribute, in a method of a class, is one of them.
@@ -57,24 +65,39 @@ class DeclaredNumbers:
         """
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                return of is not None and name in self._numbers[of] - self._changed
+                return of is not None and bool(of.bases) and name in self._kept[of] and name in self._names
             case ast.Attribute(value=ast.Attribute(value=ast.Name(id="self"), attr=whole), attr=name):
-                return name in self._fields and whole in self._objects - self._changed
+                return bool(_CONFIGURATION.fullmatch(whole)) and whole in self._whole and name in self._names
             case _:
                 return False
 
+    def _is_always_number(self, name: str) -> bool:
+        return all(self._is_number(value, given) for _, value, given in self._values.get(name, ()))
+
     def _is_number(self, value: ast.expr, given: Collection[str]) -> bool:
         match value:
-            case ast.Constant(value=int() | float()):
-                return True
             case ast.Name(id=name):
                 return name in given
-            case ast.Attribute(value=ast.Name(), attr=name):
-                return name in self._fields
+            case ast.Attribute(value=ast.Name(id=whole), attr=name):
+                return bool(_CONFIGURATION.fullmatch(whole)) and name in self._names
             case ast.BinOp(left=left, right=right):
-                return self._is_number(left, given) and self._is_number(right, given)
+                parts = [each for each in (left, right) if not isinstance(each, ast.Constant)]
+                return bool(parts) and all(self._is_number(each, given) for each in parts)
             case _:
                 return False
+
+
+_Kept = tuple[ast.Attribute, ast.expr, Collection[str]]
+"""What is set, to what, and the arguments of the function that are declared as numbers."""
+
+
+def _kept_by(of: ast.ClassDef) -> Iterator[tuple[str, _Kept]]:
+    """What `__init__` sets on `self` in any case; the last of several times."""
+    for init in (each for each in of.body if isinstance(each, Function) and each.name == "__init__"):
+        given = _numbers_given(init)
+        for to, value in assigned_in(init.body):
+            if isinstance(to, ast.Attribute) and isinstance(to.value, ast.Name) and to.value.id == "self":
+                yield to.attr, (to, value, given)
 
 
 def _fields_of(of: ast.ClassDef) -> Iterator[tuple[str, bool]]:
@@ -84,27 +107,15 @@ def _fields_of(of: ast.ClassDef) -> Iterator[tuple[str, bool]]:
             yield statement.target.id, _is_type(statement.annotation)
     for name, value in assigned_in(of.body):
         if isinstance(name, ast.Name):
-            yield name.id, isinstance(value, ast.Constant)
+            yield name.id, isinstance(value, ast.Constant) and isinstance(value.value, int | str)
 
 
 def _numbers_given(function: Function) -> set[str]:
-    """Arguments that are declared as numbers, or are one by default, and that a function does not set."""
-    of = function.args
-    plain = [*of.posonlyargs, *of.args]
-    by_default = list(zip(reversed(plain), reversed(of.defaults), strict=False))
-    by_default += [(each, value) for each, value in zip(of.kwonlyargs, of.kw_defaults, strict=True) if value]
-    numbers = {
-        each.arg
-        for each, value in by_default
-        if not each.annotation and isinstance(value, ast.Constant) and isinstance(value.value, int | float)
-    }
-    numbers |= {each.arg for each in (*plain, *of.kwonlyargs) if each.annotation and _is_type(each.annotation)}
+    """Arguments that are declared as numbers, and that a function does not set."""
+    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    numbers = {each.arg for each in arguments if each.annotation and _is_type(each.annotation)}
     return numbers - {node.id for node in nodes_of(function) if isinstance(node, ast.Name) and is_set(node)}
 
 
 def _is_type(annotation: ast.expr) -> bool:
     return isinstance(annotation, ast.Name) and annotation.id in _TYPES
-
-
-def _is_of_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"

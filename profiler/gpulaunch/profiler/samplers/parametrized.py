@@ -1,21 +1,36 @@
-"""Finds weights that a parametrization (`orthogonal`, `spectral_norm`) computes anew in every turn of a loop."""
+"""Finds weights that a parametrization of torch's computes anew in every turn of a loop over time.
+
+That is told where `torch.nn.utils.parametrize.cached()` around the loop gives the same: of an orthogonal matrix, and of
+a weight norm. A spectral norm goes on with its iteration each time, and one of the program's own may draw numbers. By
+the words of the source all turns must use the same modules, and go through them with gradients.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final
 
+from gpulaunch.profiler.samplers.function_bodies import lines_without_gradients
 from gpulaunch.profiler.samplers.loop_turns import Loop
-from gpulaunch.profiler.samplers.loops import WRAPS, is_batch, last_name, lines_of
+from gpulaunch.profiler.samplers.loops import MOVES, WRAPS, is_batch, last_name, lines_of
 from gpulaunch.profiler.samplers.sampled_calls import Call, lines_of_program
-from gpulaunch.profiler.samplers.syntax import assigned_in, names_in, nodes_of, root_of
+from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, root_of, words_in
+from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, SHAPES, VIEWS
 from gpulaunch.profiler.stack import Frame
 
 _PARAMETRIZE: Final = "/torch/nn/utils/parametrize.py"
+_STAYS: Final = frozenset({"_Orthogonal.forward", "_WeightNorm.forward"})
+"""Parametrizations that give the same for the same, and keep nothing."""
 _CACHED: Final = "get_cached_parametrization"
 """What computes weights once, within `torch.nn.utils.parametrize.cached()`."""
 _MODULE: Final = "/torch/nn/modules/module.py"
+_CHECKPOINT: Final = "/torch/utils/checkpoint.py"
+"""What runs in backward again, where nothing is cached."""
+_OTHER_WEIGHTS: Final = frozenset({"functional_call", "grad", "checkpoint"})
+"""Words of a loop that may give a module other weights in each turn, or run it again later."""
+_OF_TENSORS: Final = COMPUTE | VIEWS | SHAPES | MOVES | {"select", "narrow", "range", "int", "float"}
+"""Functions and methods that are no modules."""
 
 
 def lines_using_parametrized(frames: Sequence[Frame]) -> list[Call]:
@@ -25,33 +40,41 @@ def lines_using_parametrized(frames: Sequence[Frame]) -> list[Call]:
     Args:
         frames: the deepest first.
     """
-    if any(frame.name.endswith(_CACHED) for frame in frames):
+    used = max((depth for depth, frame in enumerate(frames) if frame.file.endswith(_PARAMETRIZE)), default=-1)
+    computed = frames[: used + 1]
+    if not any(frame.name in _STAYS for frame in computed) or any(frame.name.endswith(_CACHED) for frame in computed):
         return []
-    used = max((depth for depth, frame in enumerate(frames) if frame.file.endswith(_PARAMETRIZE)), default=len(frames))
+    if any(frame.file.endswith(_CHECKPOINT) for frame in frames):
+        return []
     model = max((depth for depth, frame in enumerate(frames) if frame.file.endswith(_MODULE)), default=0)
     return lines_of_program(frames[used:model])
 
 
 def loops_with_the_same_modules(tree: ast.Module, makes_steps: Callable[[Loop], bool]) -> set[int]:
-    """Return the lines of loops over many elements that use the same modules, if any, in every turn: none is called, or
-    looked up, by what the loop goes through.
+    """Return the lines of the bodies of loops over many elements that use the same modules, if any, in every turn: none
+    is called, or looked up, by what the loop goes through or sets.
 
     Args:
         tree: of a file.
         makes_steps: whether a loop makes training steps: then the weights change.
     """
-    loops = [node for node in nodes_of(tree) if isinstance(node, Loop)]
-    return {line for loop in loops if _has_the_same_modules(loop) and not makes_steps(loop) for line in lines_of(loop)}
+    without_gradients = lines_without_gradients(tree)
+    found: set[int] = set()
+    for loop in nodes_of(tree):
+        if not isinstance(loop, ast.For) or makes_steps(loop) or not without_gradients.isdisjoint(lines_of(loop)):
+            continue
+        if is_batch(loop.iter) and _is_of_data(loop.iter) and _has_the_same_modules(loop):
+            found.update(line for each in _in_every_turn(loop.body, names_in(loop.target)) for line in lines_of(each))
+    return found
 
 
-def _has_the_same_modules(loop: Loop) -> bool:
-    parts = [loop] if isinstance(loop, ast.For) else loop.generators
-    if not all(is_batch(each.iter) and _is_of_data(each.iter) for each in parts):
-        return False
-    nodes = nodes_of(loop)
-    taken = {name for each in parts for name in names_in(each.target)}
-    taken |= {name for target, value in assigned_in(nodes) if taken & names_in(value) for name in names_in(target)}
-    return not any(_takes_module(node, taken) for node in nodes)
+def _in_every_turn(body: Sequence[ast.stmt], targets: Set[str]) -> Iterator[ast.stmt]:
+    """The statements of a loop's body without those that only run for some of what it goes through."""
+    for statement in body:
+        if not isinstance(statement, ast.If | ast.Match):
+            yield statement
+        elif isinstance(statement, ast.If) and targets.isdisjoint(names_in(statement.test)):
+            yield from _in_every_turn(statement.body, targets)
 
 
 def _is_of_data(iterated: ast.expr) -> bool:
@@ -61,16 +84,45 @@ def _is_of_data(iterated: ast.expr) -> bool:
     return "self" not in names_in(iterated)
 
 
-def _takes_module(node: ast.AST, taken: set[str]) -> bool:
-    """Whether a module may be one of those names, or be found by one: `layer(x)`, `self.layers[i]`, `layers[i](x)`."""
+def _has_the_same_modules(loop: ast.For) -> bool:
+    body = [node for statement in loop.body for node in nodes_of(statement)]
+    targets = names_in(loop.target)
+    changing = targets | {node.id for node in body if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return _OTHER_WEIGHTS.isdisjoint(word for statement in loop.body for word in words_in(statement)) and not any(
+        _takes_module(node, changing, _numbers_of(loop)) for node in body
+    )
+
+
+def _numbers_of(loop: ast.For) -> set[str]:
+    """The names of a loop's target that count its turns."""
+    match loop.target, loop.iter:
+        case ast.Name(id=name), ast.Call(func=ast.Name(id="range")):
+            return {name}
+        case ast.Tuple(elts=[ast.Name(id=name), *_]), ast.Call(func=ast.Name(id="enumerate")):
+            return {name}
+        case _:
+            return set()
+
+
+def _takes_module(node: ast.AST, changing: Set[str], numbers: Set[str]) -> bool:
+    """Whether a module may be one of those names, or be found by one: `layer(x)`, `stage.conv(x)`, `self.layers[i]`,
+    `layers[i](x)`, `getattr(self, name)(x)`, `self.flow(i, x)`."""
     match node:
-        case ast.Subscript(value=whole, slice=index) if taken & names_in(index):
+        case ast.Subscript(value=whole, slice=index) if changing & names_in(index):
             return root_of(whole) == "self"
-        case ast.Call(func=ast.Name(id=name)) if name in taken:
+        case ast.Call(func=ast.Name(id=name)) if name in changing:
             return True
-        case ast.Call(func=ast.Subscript(slice=index)):
-            return bool(taken & names_in(index))
-        case ast.Call() if last_name(node) == "getattr":
-            return any(taken & names_in(each) for each in node.args)
+        case ast.Call(func=ast.Subscript() | ast.Call() as function) if changing & names_in(function):
+            return True
+        case ast.Call(func=ast.Attribute(value=whole, attr=method)) if changing & names_in(whole):
+            return method not in _OF_TENSORS
+        case ast.Call(args=given, keywords=named) if not _is_of_torch(node):
+            values = [*given, *(each.value for each in named)]
+            return any(isinstance(each, ast.Name) and each.id in numbers for each in values)
         case _:
             return False
+
+
+def _is_of_torch(call: ast.Call) -> bool:
+    """Whether it is a function of torch's, or one of Python's, or a method of tensors."""
+    return root_of(call.func, views=False) in {"torch", "F", "math"} or last_name(call) in _OF_TENSORS
