@@ -43,6 +43,11 @@ def test_what_is_computed_for_all_ranks_and_sliced_by_the_rank_is_told(kept: str
     assert told(f"{TOLD}\n{kept}") == [TOLD]
 
 
+def test_a_list_whose_elements_are_computed_one_by_one_is_told() -> None:
+    line = "graphs = [build(self.molecules[i], self.noise) for i in rows.tolist()]"
+    assert told(f"{line}\nyield collate(graphs[self.rank :: self.ranks])") == [line]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -59,11 +64,15 @@ def test_what_is_computed_for_all_ranks_and_sliced_by_the_rank_is_told(kept: str
         "parts = rows.view(-1)\nreturn parts[self.mine]",
         "drawn = self.draw(99)\nreturn drawn[self.mine]",
         "values = torch.linalg.svdvals(self.weight)\nreturn values[: self.rank]",
+        "graphs = [build(i) for i in rows if i in self.known]\nreturn graphs[self.mine]",
+        "parts = [gather(i) for i in rows]\nreturn parts[self.mine]",
+        "graphs = [build(i) for i in rows]\nreturn graphs[self.mine], len(graphs)",
     ],
     ids=[
         *("all of it is used", "a slice of its own", "one part of several", "it is kept"),
         *("of no samples of its own", "of a matrix", "tokens of one text"),
         *("drawn alike by all ranks", "sorted", "gathered", "only a view", "drawn by a function", "the first ones"),
+        *("chosen ones", "gathered one by one", "their number is used"),
     ],
 )
 def test_what_needs_all_or_is_used_besides_is_not_told(body: str) -> None:

@@ -3,8 +3,8 @@
     pictures = augment(pictures[rows])
     yield pictures[rank::world_size], labels[rows[rank::world_size]]
 
-Only what is computed of samples whose indices are sliced by the rank, too: each of them is used alone then. What is
-drawn, sorted or gathered needs all elements.
+Only what is computed of samples whose indices are sliced by the rank, too, or what a list comprehension computes: each
+of them is used alone then. What is drawn, sorted or gathered needs all elements.
 """
 
 from __future__ import annotations
@@ -78,11 +78,17 @@ def _lines_in(scope: ast.AST, of_rank: set[str]) -> set[int]:
                 following = next((each for each in statements[at + 1 :] if name in names_in(each)), None)
                 if isinstance(following, ast.Assign) and name in {word_of(each) for each in following.targets}:
                     reads = _reads_of(name, nodes_of(following))  # `x = x[mine]`: from there on it is another one
-                if reads and all(each in kept for each in reads) and not rows.isdisjoint(_indices_in(value)):
+                is_alone = _is_one_by_one(value) or not rows.isdisjoint(_indices_in(value))
+                if reads and is_alone and all(each in kept for each in reads):
                     found.update(lines_of(statement))
             case _:
                 pass
     return found
+
+
+def _is_one_by_one(value: ast.expr) -> bool:
+    """Whether it is a list whose elements are computed each by itself: `[build(molecules[i]) for i in chosen]`."""
+    return isinstance(value, ast.ListComp) and not any(each.ifs for each in value.generators)
 
 
 def _indices_in(value: ast.expr) -> set[str]:
