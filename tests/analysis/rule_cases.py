@@ -68,6 +68,11 @@ def gradients(unused: int = 0, share: float = 0.0, untouched: int = 0, cleared: 
     }
 
 
+def head(rows: int, of_loss: int = 0) -> dict[str, float | str]:
+    """The same of a model half of which is the head that gives the scores of a cross-entropy."""
+    return gradients() | {"head_rows": rows, "loss_rows": of_loss or rows, "head_share": 0.5}
+
+
 def slow_optimizer(read: dict[str, float | str]) -> dict[str, Any]:
     return {"phases_ms": {"optimizer": 30.0}, "facts": facts(device=None, gradients=read)}
 
@@ -329,6 +334,24 @@ CASES: dict[str, Case] = {
         fault=window(rank(gpu=None, facts=facts(device=None, gradients=gradients(unused=598_280, share=0.6)))),
         repaired=window(rank(gpu=None, facts=facts(device=None, gradients=gradients()))),
         saves_ms=0.6 * HEALTHY_MS["backward"],
+    ),
+    "targets-ignored": Case(
+        fault=window(
+            rank(
+                gpu=None,
+                scores_line="train.py:88",
+                facts=facts(device=None, gradients=head(rows=1024), targets={"rows": 1024, "ignored": 0.85}),
+            )
+        ),
+        repaired=window(
+            rank(
+                gpu=None,
+                scores_line="train.py:88",
+                facts=facts(device=None, gradients=head(rows=154), targets={"rows": 1024, "ignored": 0.85}),
+            )
+        ),
+        saves_ms=0.85 * 0.5 * sum(HEALTHY_MS[phase] for phase in ("forward", "backward")),
+        **LINE,
     ),
     "gradients-cleared": Case(
         fault=window(rank(gpu=None, facts=facts(device=None, gradients=gradients(cleared=0.2)))),

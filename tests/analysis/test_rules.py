@@ -22,7 +22,7 @@ IDS = (
     *("gpu-memory-fragmented", "shm-nearly-full", "straggler", "checkpoint-stall", "logging-stall", "hot-line"),
     *("frequent-validation", "dataloader-workers-restarted", "float64-parameters", "small-collectives"),
     *("reduced-in-accumulation", "unused-parameters-searched", "dataloader-pinned-workers", "dataloader-lock"),
-    *("padded-batches", "gradients-unused", "embedding-gradient-dense", "backward-repeated"),
+    *("padded-batches", "gradients-unused", "targets-ignored", "embedding-gradient-dense", "backward-repeated"),
     *("dataloader-lists", "dataloader-one-rank", "fsdp-small-units", "gradients-cleared"),
     *("gil-contention", "dataloader-samples-dropped"),
     *("small-operations-loop", "omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),

@@ -66,6 +66,9 @@ def test_backward_through_a_teacher_is_in_vain() -> None:
         "untouched_elements": 0,
         "cleared_share": 0.0,
         "cleared_at": "",
+        "head_rows": 0,
+        "loss_rows": 0,
+        "head_share": 0.0,
     }
     once = fact(lambda: nn.functional.mse_loss(student(X), teacher(X)), step, rows=1)
     assert once is not None

@@ -73,7 +73,7 @@ class ProteinMLM(nn.Module):
         if CURED:
             wanted = labels != -100
             h, labels = h[wanted], labels[wanted]
-        logits = self.decoder(self.transform(h))  # cause: none-yet vocabulary scores everywhere
+        logits = self.decoder(self.transform(h))  # cause: targets-ignored
         return F.cross_entropy(logits.reshape(-1, VOCAB), labels.reshape(-1), ignore_index=-100)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.facts import number, section, slowness, text
 from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.gpu_idle import gpu_idle_s
-from gpulaunch.profiler.analysis.thresholds import LOST, PADDED, SEARCH_ALL_REDUCE_S, SEARCH_PARAMETER_S
+from gpulaunch.profiler.analysis.thresholds import ALL_TARGETS, LOST, PADDED, SEARCH_ALL_REDUCE_S, SEARCH_PARAMETER_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _OF_BACKWARD: Final = 2 / 3
@@ -106,6 +106,37 @@ def backward_repeated(window: Window) -> Iterator[Loss]:
             "up and call backward once. If it is the state of a recurrent network that leads to earlier windows: "
             "hidden = hidden.detach().",
             rank.backward_line,
+        )
+
+
+def targets_ignored(window: Window) -> Iterator[Loss]:
+    """The head of a model computes scores of rows that the loss of the program ignores."""
+    for rank in window.ranks:
+        gradients, targets = section(rank.facts, "gradients"), section(rank.facts, "targets")
+        share, head_rows = number(gradients, "head_share") or 0.0, number(gradients, "head_rows") or 0.0
+        used, rows = number(gradients, "loss_rows") or 0.0, number(targets, "rows") or 0.0
+        model_s = _model_s(window, rank)
+        if model_s is None or not rank.scores_line or not 0.0 < share <= 1.0 or not 0.0 < used <= head_rows:
+            continue
+        if ALL_TARGETS.value * rows <= used <= rows:  # it is given all of a batch
+            used *= 1.0 - (number(targets, "ignored") or 0.0)
+        ignored = 1.0 - used / head_rows
+        head_s = share * model_s
+        if rank.gpu is None and (sampled_s := rank.scores_share * rank.step_s):
+            head_s = min(head_s, rank.with_backward_s(sampled_s))
+        yield from _lost(
+            rank,
+            ignored * head_s,
+            {
+                "model_seconds_per_step": model_s,
+                "rows_of_scores": head_rows,
+                "rows_used": used,
+                "head_seconds_per_step": head_s,
+            },
+            f"The model computes scores for {head_rows:.0f} rows, of which its loss uses {used:.0f} (the others are "
+            "ignored, as with the target -100, or left out): choose the rows before the head, hidden[targets != -100], "
+            "and give the loss only those.",
+            rank.scores_line,
         )
 
 

@@ -99,6 +99,7 @@ def _rank(
     steps, unobserved = new.steps - old.steps, new.unobserved_steps - old.unobserved_steps
     times = steps / (steps - unobserved) if 0 < unobserved < steps else 1.0
     holding_gil = {line for whose, line in after.holding_gil if whose == rank}
+    scores_line, scores_share = _scores(rank, after)
     window = RankWindow(
         rank=rank,
         steps=steps,
@@ -146,6 +147,8 @@ def _rank(
         gil_lines={(function, line): n for (whose, function, line), n in after.gil_waits.items() if whose == rank},
         thread_waits=after.thread_waits.get(rank, 0) - before.thread_waits.get(rank, 0),
         backward=_lines_of(rank, after.backward),
+        scores_line=scores_line,
+        scores_share=scores_share,
         fetches=after.fetches.get(rank, 0),
         locked=after.locked.get(rank, 0),
         fetching=_lines_of(rank, after.fetching),
@@ -262,6 +265,17 @@ def _sites(old: tuple[Site, ...], new: tuple[Site, ...]) -> tuple[Site, ...]:
         if before is None or before.count < site.count:
             found.append(_minus(before, site, frozenset({"kind", "text"})))
     return tuple(site for site in found if site.count)
+
+
+def _scores(rank: int, after: Snapshot) -> tuple[str, float]:
+    """See `RankWindow.scores_line` and `scores_share`."""
+    losses = _lines_of(rank, after.losses)
+    line = max(losses, key=losses.__getitem__, default="")
+    of_line, of_loss = after.scored.get((rank, line), 0), losses.get(line, 0)
+    count, samples = of_line + of_loss, after.samples.get(rank, 0)
+    # A head takes about as long as its loss: with far fewer samples the line calls what computes the scores.
+    is_head = 2 * of_line >= of_loss and SAMPLES_OF_A_LINE.value <= count <= samples
+    return line, count / samples if is_head else 0.0
 
 
 def _saving_share(rank: int, after: Snapshot) -> float:

@@ -242,7 +242,7 @@ def _saved_s(call: str, line_s: float, rank: RankWindow, window: Window) -> floa
     if call in (FOR_ALL_RANKS, PAIRS_OF_ALL_RANKS):
         saved *= 1 - 1 / world_size(rank, window)
     if call in _WITH_BACKWARD:
-        line_s += rank.phase_s("backward") * line_s / max(rank.phase_s("forward"), line_s)
+        line_s = rank.with_backward_s(line_s)
     return saved * line_s
 
 

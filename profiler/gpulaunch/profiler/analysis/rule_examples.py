@@ -157,6 +157,16 @@ EXAMPLES: Final = {
         "If it is to be trained, add its parameters to the optimizer. To verify: gpulaunch trace --steps 5 --rank 0.",
         cure="    with torch.no_grad():\n        soft = teacher(x)",
     ),
+    "targets-ignored": Example(
+        program="for ids, targets in loader:  # targets are -100 where no word was masked\n"
+        "    scores = head(encoder(ids))\n"
+        "    cross_entropy(scores.view(-1, words), targets.view(-1)).backward()",
+        prints="The model computes scores for 1024 rows, of which its loss uses 154 (the others are "
+        "ignored, as with the target -100, or left out): choose the rows before the head, hidden[targets != -100], and "
+        "give the loss only those. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="    asked = targets != -100\n    scores = head(encoder(ids)[asked])\n"
+        "    cross_entropy(scores, targets[asked]).backward()",
+    ),
     "gradients-cleared": Example(
         program="fake = generator(noise)\n"
         "loss_d = real_or_fake(discriminator(real), discriminator(fake))\n"

@@ -255,6 +255,20 @@ RULES: Final = (
         limits=(thresholds.LOST,),
     ),
     Rule(
+        id="targets-ignored",
+        judge=compute_rules.targets_ignored,
+        problem="A model computes scores of rows that its loss ignores.",
+        evidence="The autograd graph, read a few times in a run: the rows that the last linear layer gives, and those "
+        "that the cross-entropy is given; and of one batch in eight the share of targets that are -100. The line is "
+        "the one that gives the scores.",
+        costs="The part of forward and backward that is the head's, by the number of products, for the rows that are "
+        "ignored. With a GPU, of its busy time. An estimate.",
+        fix="`head(hidden[targets != -100])`, and the loss of the targets that are left.",
+        suppressed="The loss is computed by a library; the batch is not from a DataLoader of torch, or marks what is "
+        "ignored by another number; the graph has 4,096 nodes or more; or the utilisation of the GPU is not known.",
+        limits=(thresholds.ALL_TARGETS, thresholds.LOST),
+    ),
+    Rule(
         id="gradients-cleared",
         judge=compute_rules.gradients_cleared,
         problem="A backward pass goes on through another model, whose gradients are cleared before they are used.",

@@ -52,6 +52,8 @@ class Tally:
         self._calling = LineCounts()
         self._after_step: dict[RankLine, str] = {}
         self._backward = Counter[RankLine]()
+        self._losses = Counter[RankLine]()
+        self._scored = Counter[RankLine]()
         self._before_backward = Counter[tuple[int, bool]]()
         self._looping = Counter[_Counted]()
         self._layered = Counter[_Counted]()
@@ -112,6 +114,14 @@ class Tally:
             if calls in AT_ALL_STEPS:
                 self._at_all_steps.add((rank, at), calls)
             self._indexing[rank] += phase == "data_wait"
+
+    def add_scores(self, rank: int, at: str, *, is_loss: bool) -> None:
+        """Count the line, as `path:line`, that gives the scores of which a sample computes the cross-entropy; or the
+        program's innermost line, if it is such a one."""
+        if is_loss:
+            count_up_to(self._losses, (rank, at), MOST_LINES)
+        elif (rank, at) in self._losses:
+            self._scored[rank, at] += 1
 
     def add_backward(self, rank: int, at: str) -> None:
         """Count the program's innermost line, as `path:line`, of a sample in the phase backward."""
@@ -264,6 +274,16 @@ class Tally:
     def backward(self) -> Mapping[RankLine, int]:
         """Those in the phase backward, by rank and the program's innermost line."""
         return dict(self._backward)
+
+    @property
+    def losses(self) -> Mapping[RankLine, int]:
+        """Those of a cross-entropy that the program computes by itself, by rank and line."""
+        return dict(self._losses)
+
+    @property
+    def scored(self) -> Mapping[RankLine, int]:
+        """Those that are in one of these lines themselves, since it is known."""
+        return dict(self._scored)
 
     @property
     def indexing(self) -> Mapping[int, int]:

@@ -63,6 +63,10 @@ class Snapshot:
     """Those of them that wait for another thread or process by themselves, as in `queue.get`, by rank."""
     backward: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Stack samples in the phase backward, by rank and the program's line."""
+    losses: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Stack samples of a cross-entropy, by rank and the program's line that gives its scores."""
+    scored: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Those of these lines themselves."""
     fetches: Mapping[int, int] = field(default_factory=dict[int, int])
     """Stack samples of dataloader workers inside fetches so far, by rank."""
     locked: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -168,6 +172,10 @@ class RankWindow:
     """Those that wait for another thread or process by themselves."""
     backward: Mapping[str, int] = field(default_factory=dict[str, int])
     """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
+    scores_line: str = ""
+    """The program's line that gives the scores of most cross-entropies; empty: none was sampled, or a library's."""
+    scores_share: float = 0.0
+    """Of all samples since the start, those of this line and of its loss; 0: the line calls other lines for them."""
     fetches: int
     """Number of stack samples of its workers inside fetches, since the start of the run: they only name a line, which
     should not change from window to window."""
@@ -194,6 +202,10 @@ class RankWindow:
     def backward_line(self) -> str:
         """The program's line that most backward passes are called from; empty: none was sampled."""
         return max(self.backward, key=self.backward.__getitem__, default="")
+
+    def with_backward_s(self, forward_s: float) -> float:
+        """Seconds per step of what takes so long in forward, with as large a part of backward."""
+        return forward_s + self.phase_s("backward") * forward_s / max(self.phase_s("forward"), forward_s)
 
     def phase_s(self, phase: str) -> float:
         """Seconds per step of a phase."""

@@ -65,6 +65,8 @@ class Findings:
                 gil_waits=tally.gil_waits,
                 thread_waits=tally.thread_waits,
                 backward=tally.backward,
+                losses=tally.losses,
+                scored=tally.scored,
                 fetches=tally.fetches,
                 locked=tally.locked,
                 fetching=tally.fetching,

@@ -23,6 +23,7 @@ from gpulaunch.profiler.record.line_calls import (
 )
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
+from gpulaunch.profiler.samplers.loss_scores import in_cross_entropy
 from gpulaunch.profiler.samplers.parametrized import lines_using_parametrized
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.recomputed import recomputed
@@ -99,6 +100,10 @@ class StackSamples:
         if innermost is not None and phase == "backward":
             self.tally.add_backward(place.rank, self._shown(place, innermost.file, innermost.line))
             self._add_loops_of_steps(place, frames)
+        if innermost is not None and phase in _AROUND_MODEL:
+            is_loss = in_cross_entropy(innermost, frames)
+            line = self._sources.scores_line(innermost.file, innermost.line) if is_loss else innermost.line
+            self.tally.add_scores(place.rank, self._shown(place, innermost.file, line), is_loss=is_loss)
         if innermost is not None and self._sources.is_chained(innermost.file, innermost.line):
             self.tally.add_chained(self._shown(place, innermost.file, innermost.line))
         if self._waits_for_gil(place, phase, frames, gil_holder):

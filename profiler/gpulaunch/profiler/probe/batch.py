@@ -25,6 +25,7 @@ from gpulaunch.profiler.probe.loader_queue import (
 from gpulaunch.profiler.probe.loaders import Loaders
 from gpulaunch.profiler.probe.padding import Padding
 from gpulaunch.profiler.probe.size import size_of, tensors_in
+from gpulaunch.profiler.probe.targets import Targets
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 from gpulaunch.profiler.probe.worker_starts import WorkerStarts
 
@@ -101,6 +102,7 @@ class LoaderWatch:
         "_rows",
         "_shape",
         "_size_bytes",
+        "_targets",
         "_tell_due_ns",
         "_told_queue",
         "_transfer_ns",
@@ -131,6 +133,7 @@ class LoaderWatch:
         self.tensor = tensor
         """torch's Tensor type; any other until torch is imported, since there are no batches before."""
         self._padding = Padding()
+        self._targets = Targets()
         self._queue_due_ns = self._tell_due_ns = 0
         self._told_queue = False
         self._most_queued, self._places_left = NO_PLACES
@@ -384,6 +387,7 @@ class LoaderWatch:
             if number == 1 and self._looks_in:
                 self.loaders.fetched(tensors_in(batch, self.tensor))
             self._padding.look(batch, self.tensor)
+            self._targets.look(batch, self.tensor)
         except Exception as error:  # a user's type may run any code
             if raised_by_program(error):
                 raise

@@ -18,6 +18,7 @@
                   repeated: the share that a pass before it had gone through, see `probe.repeats`
     gradients     of the same passes: what is computed for nothing, see `probe.gradients`; null if that is not known
     padding       of batches of token sequences, see `probe.padding`
+    targets       of batches, those that a loss ignores, see `probe.targets`
     losses        with GPULAUNCH_TRIAL only: the mean of each four losses in turn; null: not finite
     changes       with GPULAUNCH_TUNE only: what was applied (old and new value) and refused (reason)
 

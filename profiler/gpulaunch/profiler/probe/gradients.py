@@ -19,6 +19,9 @@ The fact "gradients" has the means of the passes that were read together:
     untouched_elements   of embeddings: in rows that no sample of the batch has looked up
     cleared_share        of backward, whose gradients were cleared before their optimizer stepped
     cleared_at           the line that calls such a backward pass; empty: there is none
+    head_rows            for which the head of a model computes scores; 0: not known
+    loss_rows            those of them that the loss is given
+    head_share           of the model, that is its head
 
 A program may update parameters without an optimizer, or an optimizer may have copies of them (DeepSpeed, Apex). So
 nothing is told unless an optimizer has some of the parameters, and the others have had the same version since the
@@ -35,6 +38,7 @@ from itertools import islice
 from math import prod
 from typing import Any, Final
 
+from gpulaunch.profiler.probe.scores import scores_of
 from gpulaunch.profiler.probe.sites import asked_for, caller, place_of
 
 FLAT: Final = "FlatParameter"
@@ -82,11 +86,12 @@ class _OfOptimizer:
 class GradientUse:
     """What becomes of the gradients of one rank; only its training thread calls it."""
 
-    __slots__ = ("_computed", "_known", "_known_before", "_of_optimizers", "_parameter", "_passes")
+    __slots__ = ("_computed", "_known", "_known_before", "_of_optimizers", "_parameter", "_passes", "_scores")
 
     def __init__(self, torch: Any) -> None:
         self._parameter: type[Any] = torch.nn.Parameter
         self._passes: list[tuple[int, int, float, float]] = []
+        self._scores: list[tuple[int, int, float]] = []
         self._computed = 0.0  # the elements of the operations of all passes
         self._of_optimizers: list[_OfOptimizer] = []
         self._known_before: dict[int, tuple[int, bytes]] = {}
@@ -95,6 +100,7 @@ class GradientUse:
     def begin(self) -> None:
         """The passes that are read from here on are a row, seconds after the row before."""
         self._passes.clear()
+        self._scores.clear()
         self._computed = 0.0
         self._of_optimizers.clear()
         stepped.clear()
@@ -132,6 +138,9 @@ class GradientUse:
             if node in unused:
                 unused_elements += count
                 in_vain += 0.5 * products if any(each in needed for each in operations) else products
+        if scores := scores_of(graph):
+            rest = sum(size for node, size in sizes.items() if tuple(leaves[node].shape[:1]) != (scores.classes,))
+            self._scores.append((scores.rows, scores.loss_rows, scores.products / (scores.products + rest)))
         computed = sum(sizes.values())
         self._passes.append((elements, unused_elements, in_vain / computed if computed else 0.0, untouched))
         self._computed += computed
@@ -164,6 +173,8 @@ class GradientUse:
         elements, unused, share, untouched = (sum(each) / len(self._passes) for each in zip(*self._passes, strict=True))
         # One pass says nothing of those that belong to it in a step.
         cleared = [each for each in self._of_optimizers if each.is_cleared and len(self._passes) > 1]
+        scores = self._scores if len(self._scores) == len(self._passes) else [(0, 0, 0.0)]
+        head_rows, loss_rows, head_share = (sum(each) / len(scores) for each in zip(*scores, strict=True))
         return {
             "elements": round(elements),
             "unused_elements": round(unused),
@@ -171,6 +182,9 @@ class GradientUse:
             "untouched_elements": round(untouched),
             "cleared_share": round(sum(each.elements for each in cleared) / (self._computed or 1.0), 3),
             "cleared_at": cleared[0].at if cleared else "",
+            "head_rows": round(head_rows),
+            "loss_rows": round(loss_rows),
+            "head_share": round(head_share, 3),
         }
 
     def _add_optimizer(self, owner: frozenset[int], parameter: Any, elements: int) -> None:

@@ -23,6 +23,7 @@ from gpulaunch.profiler.samplers.constants import constants_of, constants_of_lay
 from gpulaunch.profiler.samplers.dropped_samples import lines_of_dropped_samples
 from gpulaunch.profiler.samplers.element_loops import loops_over_elements
 from gpulaunch.profiler.samplers.loops import calls_in, imported_names, last_name, lines_of, loops_of, method_name
+from gpulaunch.profiler.samplers.loss_scores import lines_of_scores
 from gpulaunch.profiler.samplers.observers import observers_of
 from gpulaunch.profiler.samplers.parametrized import loops_with_the_same_modules
 from gpulaunch.profiler.samplers.repeated_passes import passes_for_metrics
@@ -105,6 +106,7 @@ class _Source:
     dropping: dict[int, str] = field(default_factory=dict[int, str])
     chained: set[int] = field(default_factory=set[int])
     same_modules: set[int] = field(default_factory=set[int])
+    scores: dict[int, int] = field(default_factory=dict[int, int])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -209,6 +211,10 @@ class SourceLines:
         """Whether a line is in a loop that uses the same modules in every turn, see `parametrized`."""
         return line in self._source(file).same_modules
 
+    def scores_line(self, file: str, line: int) -> int:
+        """The line that computes what a call on a line is given first, see `loss_scores`; itself if that is unknown."""
+        return self._source(file).scores.get(line, line)
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -254,6 +260,7 @@ def _read(file: str, until_s: float) -> _Source:
     source.dropping = _unless_it_fails(lambda: lines_of_dropped_samples(tree), source.dropping)
     source.chained = _unless_it_fails(lambda: lines_of_chained(tree, makes_steps), source.chained)
     source.same_modules = _unless_it_fails(lambda: loops_with_the_same_modules(tree, makes_steps), source.same_modules)
+    source.scores = _unless_it_fails(lambda: lines_of_scores(tree), source.scores)
     forget_nodes(tree)
     return source
 
