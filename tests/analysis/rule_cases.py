@@ -68,9 +68,9 @@ def gradients(unused: int = 0, share: float = 0.0, untouched: int = 0, cleared: 
     }
 
 
-def head(rows: int, of_loss: int = 0) -> dict[str, float | str]:
+def head(rows: int, of_loss: int = 0) -> dict[str, float | str | bool]:
     """The same of a model half of which is the head that gives the scores of a cross-entropy."""
-    return gradients() | {"head_rows": rows, "loss_rows": of_loss or rows, "head_share": 0.5}
+    return gradients() | {"head_rows": rows, "loss_rows": of_loss or rows, "loss_ignores": True, "head_share": 0.5}
 
 
 def slow_optimizer(read: dict[str, float | str]) -> dict[str, Any]:

@@ -44,8 +44,17 @@ def test_the_rows_that_are_not_used_cost_their_part_of_the_head(read: Any, targe
         (head(rows=1000), None),
         (None, HALF_IGNORED),
         (head(rows=0), HALF_IGNORED),
+        (head(rows=1000) | {"loss_ignores": False}, HALF_IGNORED),
     ],
-    ids=["chosen before the head", "few", "of another loss", "none are known", "no graph was read", "no cross-entropy"],
+    ids=[
+        "chosen before the head",
+        "few",
+        "of another loss",
+        "none are known",
+        "no graph was read",
+        "no cross-entropy",
+        "it ignores another number",
+    ],
 )
 def test_otherwise_nothing_is_told(read: Any, targets: Any) -> None:
     assert told(read, targets) == 0

@@ -21,7 +21,7 @@ MS = 1_000_000
 
 class Tensor:
     def __init__(self, *shape: int, item_bytes: int = 4) -> None:
-        self.shape = shape
+        self.shape, self.dtype = shape, "torch.float32"
         self.nbytes = item_bytes * math.prod(shape)
 
 

@@ -68,6 +68,7 @@ def test_backward_through_a_teacher_is_in_vain() -> None:
         "cleared_at": "",
         "head_rows": 0,
         "loss_rows": 0,
+        "loss_ignores": False,
         "head_share": 0.0,
     }
     once = fact(lambda: nn.functional.mse_loss(student(X), teacher(X)), step, rows=1)

@@ -1,32 +1,18 @@
-"""How much of a batch is padding, with a stand-in for tensors whose array is NumPy's."""
+"""How much of a batch is padding, by its attention mask."""
 
 from __future__ import annotations
 
 from collections import UserDict
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.padding import Padding
 
-
-class Tensor:
-    def __init__(self, array: Any, device: str = "cpu") -> None:
-        self._array = np.asarray(array)
-        self.shape = self._array.shape
-        self.device = SimpleNamespace(type=device)
-
-    def is_floating_point(self) -> bool:
-        return self._array.dtype.kind == "f"
-
-    def numel(self) -> int:
-        return self._array.size
-
-    def numpy(self) -> Any:
-        return self._array
+pytestmark = pytest.mark.torch
 
 
 def mask(*lengths: int, width: int = 100) -> Any:
@@ -41,20 +27,20 @@ def _facts(monkeypatch: pytest.MonkeyPatch) -> None:
 def told(batch: Any, looks: int = 64) -> Any:
     padding = Padding()
     for _ in range(looks):
-        padding.look(batch, Tensor)
+        padding.look(batch, torch.Tensor)
     return facts.rank_facts.known.get("padding")
 
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("kind", [dict, UserDict])
 def test_columns_that_no_sample_needs_and_all_padding(kind: Any, left: bool) -> None:
-    array = mask(10, 30, 20, 40)[:, :: -1 if left else 1]
+    array = mask(10, 30, 20, 40)[:, :: -1 if left else 1].copy()
 
-    assert told(kind(attention_mask=Tensor(array))) == {"width": 100, "unneeded": 0.6, "padded": 0.75}
+    assert told(kind(attention_mask=torch.from_numpy(array))) == {"width": 100, "unneeded": 0.6, "padded": 0.75}
 
 
 def test_one_of_eight_batches_is_looked_at_and_eight_of_these_make_a_mean() -> None:
-    batch = {"attention_mask": Tensor(mask(100, 50))}
+    batch = {"attention_mask": torch.from_numpy(mask(100, 50))}
 
     assert told(batch, looks=56) is None
     assert told(batch, looks=57) == {"width": 100, "unneeded": 0.0, "padded": 0.25}
@@ -63,7 +49,7 @@ def test_one_of_eight_batches_is_looked_at_and_eight_of_these_make_a_mean() -> N
 def test_the_mean_follows_a_change() -> None:
     padding = Padding()
     for lengths in [(20, 20)] * 64 + [(100, 100)] * 500:
-        padding.look({"attention_mask": Tensor(mask(*lengths))}, Tensor)
+        padding.look({"attention_mask": torch.from_numpy(mask(*lengths))}, torch.Tensor)
 
     assert facts.rank_facts.known["padding"]["unneeded"] < 0.02
 
@@ -71,13 +57,13 @@ def test_the_mean_follows_a_change() -> None:
 @pytest.mark.parametrize(
     "batch",
     [
-        [Tensor(mask(3, 4))],
-        {"input_ids": Tensor(mask(3, 4))},
-        {"attention_mask": Tensor(mask(3, 4), device="cuda")},
-        {"attention_mask": Tensor(mask(3, 4).astype(float))},
-        {"attention_mask": Tensor(mask(3, 4)[None])},
-        {"attention_mask": Tensor(np.zeros((0, 100), int))},
-        {"attention_mask": Tensor(np.ones((1024, 1024), int))},
+        [torch.from_numpy(mask(3, 4))],
+        {"input_ids": torch.from_numpy(mask(3, 4))},
+        {"attention_mask": torch.from_numpy(mask(3, 4)).to("meta")},
+        {"attention_mask": torch.from_numpy(mask(3, 4).astype(float))},
+        {"attention_mask": torch.from_numpy(mask(3, 4)[None])},
+        {"attention_mask": torch.from_numpy(np.zeros((0, 100), int))},
+        {"attention_mask": torch.from_numpy(np.ones((1024, 1024), int))},
         {"attention_mask": mask(3, 4)},
         None,
     ],

@@ -1,36 +1,29 @@
-"""Which share of the targets of a batch is ignored, with a stand-in for tensors whose array is NumPy's."""
+"""Which share of the targets of a batch is ignored, in batches as loaders give them."""
 
 from __future__ import annotations
 
 from collections import UserDict
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.targets import Targets
 
-
-class Tensor:
-    def __init__(self, array: Any, device: str = "cpu") -> None:
-        self._array = np.asarray(array)
-        self.shape = self._array.shape
-        self.device = SimpleNamespace(type=device)
-
-    def is_floating_point(self) -> bool:
-        return self._array.dtype.kind == "f"
-
-    def numel(self) -> int:
-        return self._array.size
-
-    def numpy(self) -> Any:
-        return self._array
+pytestmark = pytest.mark.torch
 
 
-class Other(Tensor):
-    pass
+def tensor(array: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(array))
+
+
+class Stubborn(list[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        raise RuntimeError("do not look")
 
 
 IDS = np.ones((4, 10), np.int64)
@@ -46,17 +39,17 @@ def told(*batches: Any) -> Any:
     targets = Targets()
     for batch in batches:
         for _ in range(8):
-            targets.look(batch, Tensor)
+            targets.look(batch, torch.Tensor)
     return facts.rank_facts.known.get("targets")
 
 
 @pytest.mark.parametrize(
     "batch",
     [
-        {"input_ids": Tensor(IDS), "labels": Tensor(ASKED)},
-        UserDict(labels=Tensor(ASKED)),
-        [Tensor(IDS), Tensor(ASKED)],
-        (Tensor(IDS.astype(np.float32)), Tensor(ASKED.ravel())),
+        {"input_ids": tensor(IDS), "labels": tensor(ASKED)},
+        UserDict(labels=tensor(ASKED)),
+        [tensor(IDS), tensor(ASKED)],
+        (tensor(IDS.astype(np.float32)), tensor(ASKED.ravel())),
     ],
 )
 def test_the_share_of_targets_that_are_ignored(batch: Any) -> None:
@@ -66,23 +59,41 @@ def test_the_share_of_targets_that_are_ignored(batch: Any) -> None:
 def test_it_is_a_mean_that_follows_a_change() -> None:
     few, all_but_one = np.where(np.arange(10) < 8, IDS, -100), np.where(np.arange(10) < 1, IDS, -100)
 
-    assert told([Tensor(ASKED)], [Tensor(few)]) == {"rows": 40, "ignored": 0.5}
-    assert told(*[[Tensor(ASKED)]] * 9, *[[Tensor(all_but_one)]] * 90) == {"rows": 40, "ignored": 0.9}
+    assert told([tensor(ASKED)], [tensor(few)]) == {"rows": 40, "ignored": 0.5}
+    assert told(*[[tensor(ASKED)]] * 9, *[[tensor(all_but_one)]] * 90) == {"rows": 40, "ignored": 0.9}
 
 
 @pytest.mark.parametrize(
     "batch",
     [
-        [Tensor(IDS)],
-        [Tensor(ASKED, device="cuda")],
-        [Tensor(ASKED.astype(np.float32))],
-        [Other(ASKED)],
-        [Tensor(ASKED[None])],
-        [Tensor(np.full((1024, 512), -100))],
-        [Tensor(np.zeros((0, 9), np.int64))],
+        [tensor(IDS)],
+        [tensor(ASKED).to("meta")],
+        [tensor(ASKED.astype(np.float32))],
+        [nn.Parameter(tensor(ASKED), requires_grad=False)],
+        [tensor(ASKED).t()],
+        [tensor(ASKED).to_sparse()],
+        [tensor(np.where(np.arange(10) < 2, -70, ASKED))],
+        [tensor(ASKED[None])],
+        [tensor(np.full((1024, 512), -100))],
+        [tensor(np.zeros((0, 9), np.int64))],
         [3, "text", None],
-        Tensor(ASKED),
+        tensor(ASKED),
+        Stubborn([tensor(ASKED)]),
     ],
 )
 def test_what_is_no_target_or_must_be_waited_for_is_not_read(batch: Any) -> None:
     assert told(batch) is None
+
+
+def test_batches_without_ignored_targets_are_a_part_of_the_mean() -> None:
+    every = [tensor(IDS), tensor(IDS)]
+
+    assert told(every, [tensor(IDS), tensor(ASKED)], every) == {"rows": 40, "ignored": 0.4}
+
+
+def test_the_program_may_change_the_size_of_what_was_read() -> None:
+    targets = tensor(ASKED).clone()
+    told([targets])
+
+    targets.resize_(400)
+    assert targets.shape == (400,)

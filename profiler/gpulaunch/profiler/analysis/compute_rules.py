@@ -118,7 +118,8 @@ def targets_ignored(window: Window) -> Iterator[Loss]:
         model_s = _model_s(window, rank)
         if model_s is None or not rank.scores_line or not 0.0 < share <= 1.0 or not 0.0 < used <= head_rows:
             continue
-        if ALL_TARGETS.value * rows <= used <= rows:  # it is given all of a batch
+        is_given_all = ALL_TARGETS.value * rows <= used <= rows
+        if is_given_all and gradients.get("loss_ignores") is True:
             used *= 1.0 - (number(targets, "ignored") or 0.0)
         ignored = 1.0 - used / head_rows
         head_s = share * model_s

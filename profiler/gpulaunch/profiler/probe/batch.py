@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpulaunch.profiler.channel.layout import SITE_KINDS, STEP_BUCKETS, Hook, Word
 from gpulaunch.profiler.channel.quantities import LoaderState
 from gpulaunch.profiler.probe.account import bucket_of
+from gpulaunch.profiler.probe.batch_values import without_functions
 from gpulaunch.profiler.probe.loader_queue import (
     NO_PLACES,
     has_out_of_order,
@@ -386,8 +387,9 @@ class LoaderWatch:
         try:
             if number == 1 and self._looks_in:
                 self.loaders.fetched(tensors_in(batch, self.tensor))
-            self._padding.look(batch, self.tensor)
-            self._targets.look(batch, self.tensor)
+            with without_functions():
+                self._padding.look(batch, self.tensor)
+                self._targets.look(batch, self.tensor)
         except Exception as error:  # a user's type may run any code
             if raised_by_program(error):
                 raise

@@ -21,6 +21,7 @@ The fact "gradients" has the means of the passes that were read together:
     cleared_at           the line that calls such a backward pass; empty: there is none
     head_rows            for which the head of a model computes scores; 0: not known
     loss_rows            those of them that the loss is given
+    loss_ignores         whether it ignores the target -100, and is the mean of the others
     head_share           of the model, that is its head
 
 A program may update parameters without an optimizer, or an optimizer may have copies of them (DeepSpeed, Apex). So
@@ -91,7 +92,7 @@ class GradientUse:
     def __init__(self, torch: Any) -> None:
         self._parameter: type[Any] = torch.nn.Parameter
         self._passes: list[tuple[int, int, float, float]] = []
-        self._scores: list[tuple[int, int, float]] = []
+        self._scores: list[tuple[int, int, bool, float]] = []
         self._computed = 0.0  # the elements of the operations of all passes
         self._of_optimizers: list[_OfOptimizer] = []
         self._known_before: dict[int, tuple[int, bytes]] = {}
@@ -138,9 +139,10 @@ class GradientUse:
             if node in unused:
                 unused_elements += count
                 in_vain += 0.5 * products if any(each in needed for each in operations) else products
-        if scores := scores_of(graph):
-            rest = sum(size for node, size in sizes.items() if tuple(leaves[node].shape[:1]) != (scores.classes,))
-            self._scores.append((scores.rows, scores.loss_rows, scores.products / (scores.products + rest)))
+        if scores := scores_of(graph, above):
+            rest = sum(size for node, size in sizes.items() if node not in scores.weights)
+            share = scores.products / (scores.products + rest)
+            self._scores.append((scores.rows, scores.loss_rows, scores.ignores, share))
         computed = sum(sizes.values())
         self._passes.append((elements, unused_elements, in_vain / computed if computed else 0.0, untouched))
         self._computed += computed
@@ -166,15 +168,15 @@ class GradientUse:
             _settle(each)
         stepped.clear()
 
-    def fact(self) -> dict[str, float | str] | None:
+    def fact(self) -> dict[str, float | str | bool] | None:
         """What the passes since `begin` have in common; None if nothing is known."""
         if not self._passes:
             return None
         elements, unused, share, untouched = (sum(each) / len(self._passes) for each in zip(*self._passes, strict=True))
         # One pass says nothing of those that belong to it in a step.
         cleared = [each for each in self._of_optimizers if each.is_cleared and len(self._passes) > 1]
-        scores = self._scores if len(self._scores) == len(self._passes) else [(0, 0, 0.0)]
-        head_rows, loss_rows, head_share = (sum(each) / len(scores) for each in zip(*scores, strict=True))
+        scores = self._scores if len(self._scores) == len(self._passes) else [(0, 0, False, 0.0)]
+        head_rows, loss_rows, ignores, head_share = (sum(each) / len(scores) for each in zip(*scores, strict=True))
         return {
             "elements": round(elements),
             "unused_elements": round(unused),
@@ -184,6 +186,7 @@ class GradientUse:
             "cleared_at": cleared[0].at if cleared else "",
             "head_rows": round(head_rows),
             "loss_rows": round(loss_rows),
+            "loss_ignores": ignores == 1,
             "head_share": round(head_share, 3),
         }
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gpulaunch.profiler.probe.batch_values import whole_numbers
 from gpulaunch.profiler.probe.facts import set_fact
 
 _KEY: Final = "attention_mask"
@@ -39,18 +40,17 @@ class Padding:
 
         Args:
             batch: as the loader has returned it.
-            tensor: torch's type.
+            tensor: torch's type; its functions must be disabled.
         """
         self._skip -= 1
         if self._skip > 0 or not isinstance(batch, Mapping) or _KEY not in batch:
             return
         self._skip = _EVERY
         mask: Any = batch[_KEY]
-        if type(mask) is not tensor or mask.device.type != "cpu" or mask.is_floating_point():
+        if type(mask) is not tensor or len(mask.shape) != 2:
             return
-        if len(mask.shape) != 2 or not 0 < mask.numel() <= _MOST_ELEMENTS:
+        if (array := whole_numbers(mask, _MOST_ELEMENTS)) is None:
             return
-        array = mask.numpy()  # no operation of torch's, which a mode of the program would see
         samples, width = array.shape
         self._count += 1
         self._width += width
