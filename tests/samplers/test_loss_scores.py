@@ -48,9 +48,18 @@ def test_the_loss_of_the_program_is_sampled(tmp_path: Path, frames: list[Frame],
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    samples.add(place, "forward", [Frame("step", str(program), 4), Frame("<module>", str(program), 30)])
     samples.add(place, "forward", [*frames, Frame("step", str(program), 6), Frame("<module>", str(program), 30)])
 
-    samples.add(place, "forward", [Frame("step", str(program), 4), Frame("<module>", str(program), 30)])
+    assert samples.tally.losses == {(0, f"{program}:4"): 0 if line is None else 1}
+    assert samples.tally.scored == {(0, f"{program}:4"): 1}
 
-    assert samples.tally.losses == ({} if line is None else {(0, f"{program}:{line}"): 1})
-    assert samples.tally.scored == samples.tally.losses
+
+def test_a_line_that_gives_no_scores_is_not_counted(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for line in (3, 7):
+        samples.add(place, "forward", [Frame("step", str(program), line), Frame("<module>", str(program), 30)])
+
+    assert samples.tally.losses == samples.tally.scored == {}

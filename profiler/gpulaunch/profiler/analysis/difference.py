@@ -269,9 +269,9 @@ def _sites(old: tuple[Site, ...], new: tuple[Site, ...]) -> tuple[Site, ...]:
 
 def _scores(rank: int, after: Snapshot) -> tuple[str, float]:
     """See `RankWindow.scores_line` and `scores_share`."""
-    losses = _lines_of(rank, after.losses)
-    line = max(losses, key=losses.__getitem__, default="")
-    of_line, of_loss = after.scored.get((rank, line), 0), losses.get(line, 0)
+    losses, scored = _lines_of(rank, after.losses), _lines_of(rank, after.scored)
+    line = max(losses, key=lambda each: losses[each] + scored.get(each, 0), default="")
+    of_line, of_loss = scored.get(line, 0), losses.get(line, 0)
     count, samples = of_line + of_loss, after.samples.get(rank, 0)
     # A head takes about as long as its loss: with far fewer samples the line calls what computes the scores.
     is_head = 2 * of_line >= of_loss and SAMPLES_OF_A_LINE.value <= count <= samples

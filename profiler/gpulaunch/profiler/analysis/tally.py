@@ -115,13 +115,15 @@ class Tally:
                 self._at_all_steps.add((rank, at), calls)
             self._indexing[rank] += phase == "data_wait"
 
-    def add_scores(self, rank: int, at: str, *, is_loss: bool) -> None:
-        """Count the line, as `path:line`, that gives the scores of which a sample computes the cross-entropy; or the
-        program's innermost line, if it is such a one."""
+    def add_scores(self, rank: int, at: str, *, is_loss: bool, gives_scores: bool) -> None:
+        """Count a sample around the model: the line, as `path:line`, that gives the scores of which it computes the
+        cross-entropy (`is_loss`); or the program's innermost line, and whether it is known to give some."""
         if is_loss:
             count_up_to(self._losses, (rank, at), MOST_LINES)
-        elif (rank, at) in self._losses:
-            self._scored[rank, at] += 1
+        else:
+            count_up_to(self._scored, (rank, at), MOST_LINES)
+        if gives_scores and len(self._losses) < MOST_LINES:
+            self._losses.setdefault((rank, at), 0)
 
     def add_backward(self, rank: int, at: str) -> None:
         """Count the program's innermost line, as `path:line`, of a sample in the phase backward."""
@@ -277,13 +279,13 @@ class Tally:
 
     @property
     def losses(self) -> Mapping[RankLine, int]:
-        """Those of a cross-entropy that the program computes by itself, by rank and line."""
+        """Those of a cross-entropy that the program computes by itself, by rank and the line that gives its scores."""
         return dict(self._losses)
 
     @property
     def scored(self) -> Mapping[RankLine, int]:
-        """Those that are in one of these lines themselves, since it is known."""
-        return dict(self._scored)
+        """Those that are in one of these lines themselves."""
+        return {line: self._scored[line] for line in self._losses}
 
     @property
     def indexing(self) -> Mapping[int, int]:

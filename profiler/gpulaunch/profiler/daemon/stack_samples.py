@@ -103,7 +103,9 @@ class StackSamples:
         if innermost is not None and phase in _AROUND_MODEL:
             is_loss = in_cross_entropy(innermost, frames)
             line = self._sources.scores_line(innermost.file, innermost.line) if is_loss else innermost.line
-            self.tally.add_scores(place.rank, self._shown(place, innermost.file, line), is_loss=is_loss)
+            at = self._shown(place, innermost.file, line)
+            gives_scores = is_loss or self._sources.gives_scores(innermost.file, line)
+            self.tally.add_scores(place.rank, at, is_loss=is_loss, gives_scores=gives_scores)
         if innermost is not None and self._sources.is_chained(innermost.file, innermost.line):
             self.tally.add_chained(self._shown(place, innermost.file, innermost.line))
         if self._waits_for_gil(place, phase, frames, gil_holder):

@@ -107,6 +107,7 @@ class _Source:
     chained: set[int] = field(default_factory=set[int])
     same_modules: set[int] = field(default_factory=set[int])
     scores: dict[int, int] = field(default_factory=dict[int, int])
+    of_cross_entropy: set[int] = field(default_factory=set[int])
     detects_anomaly: int = 0
 
     def name(self, node: ast.Call | ast.stmt, function: str) -> None:
@@ -215,6 +216,10 @@ class SourceLines:
         """The line that computes what a call on a line is given first, see `loss_scores`; itself if that is unknown."""
         return self._source(file).scores.get(line, line)
 
+    def gives_scores(self, file: str, line: int) -> bool:
+        """Whether a line computes what the file gives to `cross_entropy`."""
+        return line in self._source(file).of_cross_entropy
+
     def anomaly_line(self, file: str) -> int:
         """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
         return self._source(file).detects_anomaly
@@ -261,6 +266,8 @@ def _read(file: str, until_s: float) -> _Source:
     source.chained = _unless_it_fails(lambda: lines_of_chained(tree, makes_steps), source.chained)
     source.same_modules = _unless_it_fails(lambda: loops_with_the_same_modules(tree, makes_steps), source.same_modules)
     source.scores = _unless_it_fails(lambda: lines_of_scores(tree), source.scores)
+    given = _unless_it_fails(lambda: lines_of_scores(tree, "cross_entropy"), dict[int, int]())
+    source.of_cross_entropy = set(given.values())
     forget_nodes(tree)
     return source
 
