@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from gpulaunch.profiler.channel.layout import SITE_KINDS, STEP_BUCKETS, Hook, Word
 from gpulaunch.profiler.channel.quantities import LoaderState
 from gpulaunch.profiler.probe.account import bucket_of
-from gpulaunch.profiler.probe.batch_values import without_functions
 from gpulaunch.profiler.probe.loader_queue import (
     NO_PLACES,
     has_out_of_order,
@@ -27,6 +26,7 @@ from gpulaunch.profiler.probe.loaders import Loaders
 from gpulaunch.profiler.probe.padding import Padding
 from gpulaunch.profiler.probe.size import size_of, tensors_in
 from gpulaunch.profiler.probe.targets import Targets
+from gpulaunch.profiler.probe.tensor_memory import without_functions
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 from gpulaunch.profiler.probe.worker_starts import WorkerStarts
 

@@ -11,6 +11,8 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from gpulaunch.profiler.probe.tensor_memory import memory_of
+
 _MOST_WRAPPED: Final = 4
 """Datasets in each other, such as a Subset of one."""
 _MOST_ATTRIBUTES: Final = 64
@@ -85,17 +87,16 @@ def _contents_of(value: Any) -> object:
     if type(value) in (dict, set):
         return len(value)
     if (type(value).__module__, type(value).__name__) == ("torch", "Tensor"):
-        try:
-            value = value.numpy()  # of the same memory
-        except (RuntimeError, TypeError):  # on a GPU, sparse, of a type that NumPy has not
-            return None
-    elif (type(value).__module__, type(value).__name__) != ("numpy", "ndarray"):
+        seen, shape = memory_of(value), tuple(value.shape)
+    elif (type(value).__module__, type(value).__name__) == ("numpy", "ndarray"):
+        is_plain = value.flags.c_contiguous and value.nbytes and not value.dtype.hasobject
+        seen, shape = memoryview(value).cast("B") if is_plain and value.ndim else None, value.shape
+    else:
         return None  # numpy.memmap, say
-    if value.dtype.hasobject or not value.flags.c_contiguous or not 0 < value.nbytes <= _MOST_BYTES or not value.ndim:
+    if seen is None or not shape or len(seen) > _MOST_BYTES:
         return None
-    seen = memoryview(value).cast("B")
     every = len(seen) // _SEEN_BYTES | 1  # an odd number, so that it is not always the same byte of each element
-    return value.shape, str(value.dtype), crc32(bytes(seen[::every]))
+    return shape, str(value.dtype), crc32(bytes(seen[::every]))
 
 
 def _object_of(value: Any) -> object:

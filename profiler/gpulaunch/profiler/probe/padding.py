@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpulaunch.profiler.probe.batch_values import whole_numbers
 from gpulaunch.profiler.probe.facts import set_fact
+from gpulaunch.profiler.probe.tensor_memory import whole_numbers
 
 _KEY: Final = "attention_mask"
 _EVERY: Final = 8

@@ -15,8 +15,8 @@ from collections import UserDict
 from itertools import islice
 from typing import Any, Final
 
-from gpulaunch.profiler.probe.batch_values import whole_numbers
 from gpulaunch.profiler.probe.facts import set_fact
+from gpulaunch.profiler.probe.tensor_memory import whole_numbers
 
 _IGNORED: Final = -100
 """`ignore_index` of torch.nn.functional.cross_entropy."""
