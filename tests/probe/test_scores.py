@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from gpulaunch.profiler.probe.graph import graph_below
+from gpulaunch.profiler.probe.graph_nodes import nodes_above
 from gpulaunch.profiler.probe.scores import scores_of
 
 pytestmark = pytest.mark.torch
@@ -24,11 +23,7 @@ ASKED = torch.tensor([[True, False, False] * 2] * 2)
 def found(loss: torch.Tensor) -> tuple[int, int, int] | None:
     """The rows, those of the loss, and the products."""
     graph = graph_below(torch, (loss,))
-    above: dict[Any, list[Any]] = {}
-    for node, below in graph.items():
-        for each in below:
-            above.setdefault(each, []).append(node)
-    if (of := scores_of(graph, above)) is None:
+    if (of := scores_of(graph, nodes_above(graph))) is None:
         return None
     assert of.weights <= graph.keys()
     return of.rows, of.loss_rows, of.products
@@ -77,8 +72,7 @@ def test_scores_of_all_places_of_a_sequence() -> None:
 def test_the_weights_of_the_head_are_known_also_if_they_are_tied() -> None:
     for weight in (HEAD.weight, HEAD.weight.float().t().t()):
         graph = graph_below(torch, (F.cross_entropy(F.linear(HIDDEN[0], weight), TARGETS[0]),))
-        above = {each: [node for node, below in graph.items() if each in below] for each in graph}
-        of = scores_of(graph, above)
+        of = scores_of(graph, nodes_above(graph))
         assert of is not None
         assert {id(node.variable) for node in of.weights} == {id(HEAD.weight)}
 
@@ -94,8 +88,7 @@ def test_the_weights_of_the_head_are_known_also_if_they_are_tied() -> None:
 )
 def test_whether_a_loss_ignores_targets(loss: torch.Tensor, *, ignores: bool) -> None:
     graph = graph_below(torch, (loss,))
-    above = {each: [node for node, below in graph.items() if each in below] for each in graph}
-    of = scores_of(graph, above)
+    of = scores_of(graph, nodes_above(graph))
     assert of is not None
     assert of.ignores is ignores
 

@@ -32,8 +32,9 @@ LIBRARY = [Frame("ForMaskedLMLoss", f"{PACKAGES}/transformers/loss/loss_utils.py
 
 
 def test_the_scores_of_a_loss_are_computed_above_it() -> None:
-    lines = lines_of_scores(ast.parse(PROGRAM))
+    lines, of_cross_entropy = lines_of_scores(ast.parse(PROGRAM))
 
+    assert of_cross_entropy == {4}
     assert lines[6] == 4
     assert 7 not in lines
     assert 8 not in lines

@@ -261,11 +261,13 @@ RULES: Final = (
         evidence="The autograd graph, read a few times in a run: the rows that the last linear layer gives, and those "
         "that the cross-entropy is given; and of one batch in eight the share of targets that are -100. The line is "
         "the one that gives the scores.",
-        costs="The part of forward and backward that is the head's, by the number of products, for the rows that are "
-        "ignored. With a GPU, of its busy time. An estimate.",
+        costs="Of the head, the share of the rows that are ignored: the samples of its line and of the loss, with as "
+        "large a part of backward, but no more than its share of the products of the model; where the line calls a "
+        "whole model, and with a GPU, of whose busy time it is, by the products alone. An estimate.",
         fix="`head(hidden[targets != -100])`, and the loss of the targets that are left.",
-        suppressed="The loss is computed by a library; the batch is not from a DataLoader of torch, or marks what is "
-        "ignored by another number; the graph has 4,096 nodes or more; or the utilisation of the GPU is not known.",
+        suppressed="The loss is computed by a library; something else in the graph uses the scores, or another head "
+        "has such a loss; the batch is not from a DataLoader of torch, or marks what is ignored by another number; the "
+        "graph has 4,096 nodes or more; or the utilisation of the GPU is not known.",
         limits=(thresholds.ALL_TARGETS, thresholds.LOST),
     ),
     Rule(

@@ -101,11 +101,7 @@ class StackSamples:
             self.tally.add_backward(place.rank, self._shown(place, innermost.file, innermost.line))
             self._add_loops_of_steps(place, frames)
         if innermost is not None and phase in _AROUND_MODEL:
-            is_loss = in_cross_entropy(innermost, frames)
-            line = self._sources.scores_line(innermost.file, innermost.line) if is_loss else innermost.line
-            at = self._shown(place, innermost.file, line)
-            gives_scores = is_loss or self._sources.gives_scores(innermost.file, line)
-            self.tally.add_scores(place.rank, at, is_loss=is_loss, gives_scores=gives_scores)
+            self._add_scores(place, innermost, frames)
         if innermost is not None and self._sources.is_chained(innermost.file, innermost.line):
             self.tally.add_chained(self._shown(place, innermost.file, innermost.line))
         if self._waits_for_gil(place, phase, frames, gil_holder):
@@ -291,6 +287,14 @@ class StackSamples:
         return self.tally.add_innermost(
             place.rank, self._shown(place, file, line), holds_gil=holds_gil, instead=instead
         )
+
+    def _add_scores(self, place: RankPlace, innermost: Call, frames: Sequence[Frame]) -> None:
+        """Count the line that gives the scores of a loss, where a sample is in the loss or on the line itself."""
+        is_loss = in_cross_entropy(innermost, frames)
+        line = self._sources.scores_line(innermost.file, innermost.line) if is_loss else innermost.line
+        gives_scores = is_loss or self._sources.gives_scores(innermost.file, line)
+        at = self._shown(place, innermost.file, line)
+        self.tally.add_scores(place.rank, at, is_loss=is_loss, gives_scores=gives_scores)
 
     def _add_loops(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
         """Count the loops of the program that a sample of a step is in, by their first lines."""

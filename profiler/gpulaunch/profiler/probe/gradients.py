@@ -33,14 +33,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
-from ctypes import string_at
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from typing import Any, Final
 
+from gpulaunch.profiler.probe.graph_nodes import Graph, name_of, nodes_above
 from gpulaunch.profiler.probe.scores import scores_of
 from gpulaunch.profiler.probe.sites import asked_for, caller, place_of
+from gpulaunch.profiler.probe.tensor_memory import memory_of
 
 FLAT: Final = "FlatParameter"
 SHARDED: Final = (FLAT, "DTensor")
@@ -58,9 +59,6 @@ _SOME: Final = 8
 """Values of a parameter that are compared with those some seconds before."""
 EMBEDDING: Final = "EmbeddingBackward0"
 _CONVOLUTION: Final = "ConvolutionBackward0"
-
-Graph = Mapping[Any, Sequence[Any]]
-"""The nodes below each node of a graph of torch.autograd."""
 
 optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 """All that the program has created, as long as they exist."""
@@ -117,10 +115,7 @@ class GradientUse:
         if any(type(each).__name__ in SHARDED for each in leaves.values()):
             return
         unused = {node for node, each in leaves.items() if id(each) not in updated and self._is_unused(each)}
-        above: dict[Any, list[Any]] = {}
-        for node, below in graph.items():
-            for each in below:
-                above.setdefault(each, []).append(node)
+        above = nodes_above(graph)
         needed = _reaching((node for node in leaves if node not in unused), above)
         elements = unused_elements = 0
         in_vain = untouched = 0.0
@@ -208,14 +203,12 @@ class GradientUse:
 def some_bytes(parameter: Any) -> bytes:
     """A few of the values of a parameter on the CPU: `parameter.data.add_()` does not show in its version. Of another
     none, as a GPU would have to be waited for. No operation of torch's, which a mode of the program would see."""
-    if type(parameter).__name__ != "Parameter" or parameter.device.type != "cpu" or not parameter.is_contiguous():
-        return b""
-    storage, elements, size = parameter.untyped_storage(), int(parameter.numel()), int(parameter.element_size())
-    begin = size * int(parameter.storage_offset())
-    if storage.nbytes() < begin + size * elements:
+    memory = memory_of(parameter) if type(parameter).__name__ == "Parameter" else None
+    if memory is None:
         return b""  # given back, as by what keeps parameters elsewhere meanwhile
-    first = int(storage.data_ptr()) + begin
-    return b"".join(string_at(first + at * size, size) for at in range(0, elements, max(1, elements // _SOME)))
+    elements, size = int(parameter.numel()), int(parameter.element_size())
+    starts = range(0, len(memory), size * max(1, elements // _SOME))
+    return b"".join(memory[start : start + size] for start in starts)
 
 
 def parameters_of_optimizers() -> Iterator[tuple[Any, Sequence[Any]]]:
@@ -256,12 +249,6 @@ def _settle(noted: _OfOptimizer) -> None:
 def _variable(node: Any) -> Any:
     """The tensor whose gradient a node accumulates; None: it is no such node."""
     return getattr(node, "variable", None)
-
-
-def name_of(node: Any) -> str:
-    """Of an operation: `MulBackward0`."""
-    name: Any = getattr(node, "name", None)
-    return str(name()) if callable(name) else ""
 
 
 def _reaching(nodes: Any, above: Mapping[Any, Sequence[Any]]) -> set[Any]:

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from gpulaunch.profiler.probe.account import Account
 from gpulaunch.profiler.probe.facts import set_fact
-from gpulaunch.profiler.probe.gradients import EMBEDDING, GradientUse, name_of
+from gpulaunch.profiler.probe.gradients import EMBEDDING, GradientUse
+from gpulaunch.profiler.probe.graph_nodes import name_of
 from gpulaunch.profiler.probe.repeats import Repeats
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 

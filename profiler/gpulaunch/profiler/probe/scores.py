@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from gpulaunch.profiler.probe.graph_nodes import Graph, name_of
+
 _LOSSES: Final = frozenset({"NllLossBackward0", "NllLoss2DBackward0"})
 _LOG_SOFTMAX: Final = "LogSoftmaxBackward0"
 _PRODUCTS: Final = frozenset({"AddmmBackward0", "MmBackward0"})
@@ -34,8 +36,6 @@ _MOST_ABOVE: Final = 512
 _IGNORES: Final = frozenset({-100, 2**64 - 100})
 """`ignore_index` of torch.nn.functional.cross_entropy, as nodes have it."""
 
-_Graph = Mapping[Any, Sequence[Any]]
-
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -52,14 +52,14 @@ class Scores:
     """The loss ignores rows whose target is -100."""
 
 
-def scores_of(graph: _Graph, above: Mapping[Any, Sequence[Any]]) -> Scores | None:
+def scores_of(graph: Graph, above: Mapping[Any, Sequence[Any]]) -> Scores | None:
     """Return those of the only head whose scores have a cross-entropy, and nothing else; None: there is none.
 
     Args:
         graph: its nodes, and those below each.
         above: the nodes above each.
     """
-    losses = [node for node in graph if _name(node) in _LOSSES]
+    losses = [node for node in graph if name_of(node) in _LOSSES]
     heads = {_head_below(node, graph) for node in losses}
     head = heads.pop() if len(heads) == 1 else None
     if head is None:
@@ -77,7 +77,7 @@ def scores_of(graph: _Graph, above: Mapping[Any, Sequence[Any]]) -> Scores | Non
     )
 
 
-def _head_below(loss: Any, graph: _Graph) -> Any:
+def _head_below(loss: Any, graph: Graph) -> Any:
     """The layer that gives the scores of a loss; None: it is not known."""
     node, is_softmax = loss, False
     for _ in range(_MOST_BETWEEN):
@@ -85,7 +85,7 @@ def _head_below(loss: Any, graph: _Graph) -> Any:
         if len(below) != 1:
             return None
         node = below[0]
-        name = _name(node)
+        name = name_of(node)
         if is_softmax and name in _PRODUCTS:
             return node if len(node._input_metadata[0].shape) == 2 else None
         if name not in _BETWEEN and (is_softmax or name != _LOG_SOFTMAX):
@@ -103,9 +103,9 @@ def _only_softmaxes(head: Any, above: Mapping[Any, Sequence[Any]]) -> list[Any] 
             if node in seen:
                 continue
             seen.add(node)
-            if _name(node) in _BETWEEN:
+            if name_of(node) in _BETWEEN:
                 todo.append(node)
-            elif _name(node) == _LOG_SOFTMAX and _leads_to_loss(node, above):
+            elif name_of(node) == _LOG_SOFTMAX and _leads_to_loss(node, above):
                 shapes.append(node._input_metadata[0].shape)
             else:
                 return None
@@ -115,17 +115,12 @@ def _only_softmaxes(head: Any, above: Mapping[Any, Sequence[Any]]) -> list[Any] 
 def _leads_to_loss(softmax: Any, above: Mapping[Any, Sequence[Any]]) -> bool:
     """Whether a loss is computed of it. A sum beside it smooths the labels."""
     over = list(above.get(softmax, ()))
-    over += [each for node in over if _name(node) in _FORMS for each in above.get(node, ())]
-    return any(_name(each) in _LOSSES for each in over)
+    over += [each for node in over if name_of(node) in _FORMS for each in above.get(node, ())]
+    return any(name_of(each) in _LOSSES for each in over)
 
 
-def _leaf_below(node: Any, graph: _Graph) -> Sequence[Any]:
+def _leaf_below(node: Any, graph: Graph) -> Sequence[Any]:
     """The parameter that something is only another form of; empty: it is computed."""
-    while (below := graph.get(node, ())) and len(below) == 1 and _name(node) in _FORMS:
+    while (below := graph.get(node, ())) and len(below) == 1 and name_of(node) in _FORMS:
         node = below[0]
     return () if below else (node,)
-
-
-def _name(node: Any) -> str:
-    name: Any = getattr(node, "name", None)
-    return str(name()) if callable(name) else ""

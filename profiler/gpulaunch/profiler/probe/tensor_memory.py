@@ -31,11 +31,15 @@ def memory_of(tensor: Any) -> memoryview | None:
     """
     if tensor.device.type != "cpu" or str(tensor.layout) != "torch.strided" or tensor.is_nested:
         return None
-    storage, size = tensor.untyped_storage(), int(tensor.numel() * tensor.element_size())
-    begin = int(tensor.storage_offset() * tensor.element_size())
-    if not size or not tensor.is_contiguous() or storage.nbytes() < begin + size or not storage.data_ptr():
+    try:
+        storage = tensor.untyped_storage()
+        first = int(storage.data_ptr())
+    except RuntimeError:
+        return None  # a wrapper of torch's, without memory of its own
+    size, begin = (int(count * tensor.element_size()) for count in (tensor.numel(), tensor.storage_offset()))
+    if not size or not tensor.is_contiguous() or storage.nbytes() < begin + size or not first:
         return None  # the last two: given back
-    return memoryview((c_char * size).from_address(storage.data_ptr() + begin)).cast("B")
+    return memoryview((c_char * size).from_address(first + begin)).cast("B")
 
 
 def whole_numbers(tensor: Any, most: int) -> Any:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
+from functools import cached_property
 from typing import Final
 
 from gpulaunch.profiler.samplers.declared_numbers import DeclaredNumbers
 from gpulaunch.profiler.samplers.function_bodies import (
     arguments_of,
+    inits_of,
     is_plain_call,
     is_set,
     is_special,
@@ -114,8 +116,6 @@ class Module:
             for each in nodes
             if isinstance(each, ast.ClassDef)
         }
-        others = self._defined.keys() | self._texts.keys()
-        self._declared = DeclaredNumbers(self._defaults.keys(), self._attributes, others)
         self._is_opaque = not _OPAQUE.isdisjoint({each.id for each in names} | self._attributes.keys())
         self._buffers: dict[ast.ClassDef, set[str]] = {}
         self._lists: dict[tuple[Function, str], bool] = {}
@@ -154,14 +154,17 @@ class Module:
             return set()
         if of not in self._buffers:
             self._buffers[of] = set()  # if one is asked for on the way
-            inits = [each for each in of.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-            named = {name for init in inits for name in map(registered_buffer, init.body) if name}
+            named = {name for init in inits_of(of) for name in map(registered_buffer, init.body) if name}
             self._buffers[of] = {
                 name
                 for name in named
                 if self._texts[name] == 1 and all(map(self.is_read, self._attributes.get(name, ())))
             }
         return self._buffers[of]
+
+    @cached_property  # most files never ask
+    def _declared(self) -> DeclaredNumbers:
+        return DeclaredNumbers(self._defaults.keys(), self._attributes, self._defined.keys() | self._texts.keys())
 
     def is_declared_number(self, node: ast.Attribute, of: ast.ClassDef | None) -> bool:
         """Whether an attribute is declared to be a whole number, and set once."""

@@ -12,8 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from gpulaunch.profiler.samplers.function_bodies import is_set
-from gpulaunch.profiler.samplers.loops import Function
+from gpulaunch.profiler.samplers.function_bodies import inits_of, is_set
 from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of
 
 _TYPES: Final = frozenset({"int", "bool", "str"})
@@ -93,7 +92,7 @@ _Kept = tuple[ast.Attribute, ast.expr, Collection[str]]
 
 def _kept_by(of: ast.ClassDef) -> Iterator[tuple[str, _Kept]]:
     """What `__init__` sets on `self` in any case; the last of several times."""
-    for init in (each for each in of.body if isinstance(each, Function) and each.name == "__init__"):
+    for init in inits_of(of):
         given = _numbers_given(init)
         for to, value in assigned_in(init.body):
             if isinstance(to, ast.Attribute) and isinstance(to.value, ast.Name) and to.value.id == "self":
@@ -110,7 +109,7 @@ def _fields_of(of: ast.ClassDef) -> Iterator[tuple[str, bool]]:
             yield name.id, isinstance(value, ast.Constant) and isinstance(value.value, int | str)
 
 
-def _numbers_given(function: Function) -> set[str]:
+def _numbers_given(function: ast.FunctionDef) -> set[str]:
     """Arguments that are declared as numbers, and that a function does not set."""
     arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
     numbers = {each.arg for each in arguments if each.annotation and _is_type(each.annotation)}

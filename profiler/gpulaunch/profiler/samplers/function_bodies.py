@@ -50,6 +50,11 @@ def arguments_of(function: Function) -> set[str]:
     return {node.arg for node in nodes_of(function.args) if isinstance(node, ast.arg)}
 
 
+def inits_of(of: ast.ClassDef) -> list[ast.FunctionDef]:
+    """The methods `__init__` of a class: one, or none."""
+    return [each for each in of.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+
+
 def is_special(function: Function) -> bool:
     """Whether what a function does may not be all that its statements say: a generator, or one that trains."""
     kinds = ast.Yield | ast.YieldFrom | ast.Await | ast.Global | ast.Nonlocal

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _WHERE: Final = frozenset({"device", "dtype"})
 """Attributes of a tensor that do not change at all."""
 _OF_PARTS: Final = (
-    ast.BinOp | ast.UnaryOp | ast.Compare | ast.BoolOp | ast.IfExp | (ast.Tuple | ast.List | ast.Subscript | ast.Slice)
+    *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp),
+    *(ast.Tuple, ast.List, ast.Subscript, ast.Slice),
 )
 """Expressions that are the same where their parts are."""
 

@@ -14,6 +14,7 @@ from gpulaunch.profiler.samplers.tensor_functions import VIEWS
 from gpulaunch.profiler.stack import Frame
 
 _FUNCTIONAL: Final = "/torch/nn/functional.py"
+_CROSS_ENTROPY: Final = "cross_entropy"
 _FORMS: Final = VIEWS | {"float"}
 
 
@@ -25,32 +26,31 @@ def in_cross_entropy(call: Call, frames: Sequence[Frame]) -> bool:
         frames: of the same sample.
     """
     return call.origin == "torch" and any(
-        frame.name == "cross_entropy" and frame.file.endswith(_FUNCTIONAL) for frame in frames
+        frame.name == _CROSS_ENTROPY and frame.file.endswith(_FUNCTIONAL) for frame in frames
     )
 
 
-def lines_of_scores(tree: ast.Module, of: str = "") -> dict[int, int]:
+def lines_of_scores(tree: ast.Module) -> tuple[dict[int, int], set[int]]:
     """Return for the lines of calls that are given something with something else, such as targets, the line on which
-    their function has computed that last.
+    their function has computed that last; and which of those are given to `cross_entropy`.
 
     Args:
         tree: of a file.
-        of: the name of what is called; empty: anything.
     """
     found: dict[int, int] = {}
+    of_cross_entropy: set[int] = set()
     for function in (node for node in nodes_of(tree) if isinstance(node, Function)):
         computed: dict[str, int] = {}
         for statement in statements_in(function.body):
             if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Return | ast.Expr):
                 continue
             for call in calls_in(statement):
-                if of not in ("", last_name(call)):
-                    continue
                 if call.args and len(call.args) + len(call.keywords) > 1 and root_of(call.args[0]) in computed:
-                    found.update(dict.fromkeys(lines_of(call), computed[root_of(call.args[0])]))
+                    line = computed[root_of(call.args[0])]
+                    found.update(dict.fromkeys(lines_of(call), line))
+                    of_cross_entropy |= {line} if last_name(call) == _CROSS_ENTROPY else set()
             for target, value in assigned_in([statement]):
                 if isinstance(target, ast.Name):
                     is_form = isinstance(value, ast.Call) and method_name(value) in _FORMS
-                    line = computed.get(root_of(value)) if is_form else None
-                    computed[target.id] = line or statement.lineno
-    return found
+                    computed[target.id] = (is_form and computed.get(root_of(value))) or statement.lineno
+    return found, of_cross_entropy

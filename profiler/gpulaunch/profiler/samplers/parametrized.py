@@ -14,7 +14,8 @@ from typing import Final
 from gpulaunch.profiler.samplers.function_bodies import lines_without_gradients
 from gpulaunch.profiler.samplers.loop_turns import Loop
 from gpulaunch.profiler.samplers.loops import MOVES, WRAPS, is_batch, last_name, lines_of
-from gpulaunch.profiler.samplers.sampled_calls import Call, lines_of_program
+from gpulaunch.profiler.samplers.recomputed import CHECKPOINT
+from gpulaunch.profiler.samplers.sampled_calls import MODULE, Call, lines_of_program
 from gpulaunch.profiler.samplers.syntax import names_in, nodes_of, root_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, SHAPES, VIEWS
 from gpulaunch.profiler.stack import Frame
@@ -24,9 +25,6 @@ _STAYS: Final = frozenset({"_Orthogonal.forward", "_WeightNorm.forward"})
 """Parametrizations that give the same for the same, and keep nothing."""
 _CACHED: Final = "get_cached_parametrization"
 """What computes weights once, within `torch.nn.utils.parametrize.cached()`."""
-_MODULE: Final = "/torch/nn/modules/module.py"
-_CHECKPOINT: Final = "/torch/utils/checkpoint.py"
-"""What runs in backward again, where nothing is cached."""
 _OTHER_WEIGHTS: Final = frozenset({"functional_call", "grad", "checkpoint"})
 """Words of a loop that may give a module other weights in each turn, or run it again later."""
 _OF_TENSORS: Final = COMPUTE | VIEWS | SHAPES | MOVES | {"select", "narrow", "range", "int", "float"}
@@ -44,9 +42,9 @@ def lines_using_parametrized(frames: Sequence[Frame]) -> list[Call]:
     computed = frames[: used + 1]
     if not any(frame.name in _STAYS for frame in computed) or any(frame.name.endswith(_CACHED) for frame in computed):
         return []
-    if any(frame.file.endswith(_CHECKPOINT) for frame in frames):
-        return []
-    model = max((depth for depth, frame in enumerate(frames) if frame.file.endswith(_MODULE)), default=0)
+    if any(frame.file.endswith(CHECKPOINT) for frame in frames):
+        return []  # it runs in backward again, where nothing is cached
+    model = max((depth for depth, frame in enumerate(frames) if frame.file.endswith(MODULE)), default=0)
     return lines_of_program(frames[used:model])
 
 

@@ -9,7 +9,7 @@ from gpulaunch.profiler.record.line_calls import RECOMPUTED
 from gpulaunch.profiler.samplers.sampled_calls import BACKWARD, Call, around_backward
 from gpulaunch.profiler.stack import Frame
 
-_CHECKPOINT: Final = "/torch/utils/checkpoint.py"
+CHECKPOINT: Final = "/torch/utils/checkpoint.py"
 
 
 def recomputed(frames: Sequence[Frame]) -> Call | None:
@@ -23,7 +23,7 @@ def recomputed(frames: Sequence[Frame]) -> Call | None:
     for frame in frames:
         if BACKWARD.search(frame.file):
             return None
-        if frame.file.endswith(_CHECKPOINT):
+        if frame.file.endswith(CHECKPOINT):
             break
     caller = next(iter(around_backward(frames)), None)
     return None if caller is None else Call(caller.file, caller.line, RECOMPUTED)

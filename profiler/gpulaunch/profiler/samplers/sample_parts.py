@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpulaunch.profiler.record.line_calls import OTHER_PARTS, OTHER_RANKS, OTHER_WORKERS
+from gpulaunch.profiler.samplers.function_bodies import inits_of
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, word_of
 from gpulaunch.profiler.samplers.rank_slices import RANK_WORDS
 from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of, words_in
@@ -60,9 +61,8 @@ def _given(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     classes = {node.name: node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)}
     for call in calls_in(tree):
         yield from ((each.arg, each.value) for each in call.keywords if each.arg)
-        for part in classes[last_name(call)].body if last_name(call) in classes else ():
-            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-                yield from ((each.arg, value) for each, value in zip(part.args.args[1:], call.args, strict=False))
+        for init in inits_of(classes[last_name(call)]) if last_name(call) in classes else ():
+            yield from ((each.arg, value) for each, value in zip(init.args.args[1:], call.args, strict=False))
 
 
 def _defaults(tree: ast.Module) -> set[str]:

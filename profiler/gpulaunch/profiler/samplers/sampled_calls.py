@@ -73,11 +73,11 @@ _BUFFERS: Final = re.compile(r"/torch/nn/parallel/distributed\.py (?:.*\.)?_sync
 """What DDP calls before a forward pass to send the buffers of the first rank to all others (torch 2.13)."""
 _DECORATES: Final = "/torch/utils/_contextlib.py"
 """What calls a function that `@torch.no_grad()` and the like decorate (torch 2.13)."""
-_MODULE: Final = "/torch/nn/modules/module.py"
+MODULE: Final = "/torch/nn/modules/module.py"
 _FORWARD: Final = frozenset({"forward", "__call__"})
-_LINEAR: Final = (_MODULE, "/torch/nn/modules/linear.py")
+_LINEAR: Final = (MODULE, "/torch/nn/modules/linear.py")
 _OPTIMIZER: Final = "/torch/optim/optimizer.py"
-_CALLS_THE_MODEL: Final = (_MODULE, "/torch/autograd/function.py")
+_CALLS_THE_MODEL: Final = (MODULE, "/torch/autograd/function.py")
 _COMPILED: Final = re.compile(r".*/torch/(?:_dynamo|_functorch|_inductor|_library)/")
 """What calls code that torch has generated, wherever that is, and operations that a program has registered."""
 _LOSS: Final = re.compile(r".*/torch/nn/modules/(?:loss|distance)\.py")
@@ -150,7 +150,7 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]
     models = [frame.file for frame in frames[depth:] if frame.file.endswith(_CALLS_THE_MODEL)]
-    in_model, in_function = bool(models), bool(models) and not models[0].endswith(_MODULE)
+    in_model, in_function = bool(models), bool(models) and not models[0].endswith(MODULE)
     if not below:
         return Call(line.file, line.line, in_model=in_model)
     if _METRIC.fullmatch(f"{below[0][0].file} {below[0][0].name}"):
@@ -210,7 +210,7 @@ def loops_may_be_in(frames: Sequence[Frame]) -> list[tuple[Frame, bool]]:
     calls_module = False
     callee = ""
     for frame in frames:
-        if frame.file.endswith(_MODULE):
+        if frame.file.endswith(MODULE):
             calls_module = calls_module or (callee != "" and not _LOSS.fullmatch(callee))
         else:
             callee = frame.file
@@ -272,7 +272,7 @@ def in_hook_of_module(frames: Sequence[Frame]) -> Call | None:
         frames: the deepest first.
     """
     for frame, caller in pairwise(frames):
-        if caller.file.endswith(_MODULE) and _origin(frame.file)[0] == "program":
+        if caller.file.endswith(MODULE) and _origin(frame.file)[0] == "program":
             return None if _function(frame) in _FORWARD else Call(frame.file, frame.line)
     return None
 

@@ -265,9 +265,8 @@ def _read(file: str, until_s: float) -> _Source:
     source.dropping = _unless_it_fails(lambda: lines_of_dropped_samples(tree), source.dropping)
     source.chained = _unless_it_fails(lambda: lines_of_chained(tree, makes_steps), source.chained)
     source.same_modules = _unless_it_fails(lambda: loops_with_the_same_modules(tree, makes_steps), source.same_modules)
-    source.scores = _unless_it_fails(lambda: lines_of_scores(tree), source.scores)
-    given = _unless_it_fails(lambda: lines_of_scores(tree, "cross_entropy"), dict[int, int]())
-    source.of_cross_entropy = set(given.values())
+    known = source.scores, source.of_cross_entropy
+    source.scores, source.of_cross_entropy = _unless_it_fails(lambda: lines_of_scores(tree), known)
     forget_nodes(tree)
     return source
 
