@@ -52,6 +52,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch, start: Any, *, before: bool) -
         loop=loop,
         use_agent_store=True,
         base_env={},
+        fork_server=None,
         rundir=SimpleNamespace(event=lambda *_, **__: None),
     )
     its = Starter(

@@ -10,6 +10,7 @@ from gpulaunch.launcher.agent.segments import Segments
 from gpulaunch.launcher.failure.evidence import OomWatch
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.logs.capture import LogHub
+from gpulaunch.launcher.loop.forkserver import Inherited
 from gpulaunch.launcher.loop.loop import Loop
 
 
@@ -23,6 +24,8 @@ class RunContext:
     hub: LogHub
     segments: Segments | None
     base_env: Mapping[str, str]
+    fork_server: Inherited | None
+    """One that was started before this process, by `gpulaunch tune`."""
     use_agent_store: bool
     """Path of torch, to host the store with."""
     foreign_children: bool

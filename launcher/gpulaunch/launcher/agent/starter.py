@@ -5,7 +5,7 @@ Keeps the fork server: the next attempt uses the same one, and a dead one is rep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,46 @@ from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.imports import Reading, preloaded
 from gpulaunch.launcher.job.job_json import with_preloaded
-from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
+from gpulaunch.launcher.job.spec import JobSpec
+from gpulaunch.launcher.loop.forkserver import ForkServer, Imports, Ready, Started
 
 _MAX_LOST_SERVERS = 3
 """After this many fork servers that died before they were ready, ranks are spawned."""
+
+
+def imports_of(
+    spec: JobSpec,
+    base_env: Mapping[str, str],
+    reading: Reading,
+    refused: Mapping[str, str],
+    *,
+    forking: bool,
+    agent_store: bool,
+) -> Imports:
+    """What the fork server of a job imports.
+
+    Args:
+        spec: the job.
+        base_env: the fork server's environment.
+        reading: what is known about the program.
+        refused: packages that ranks of this job cannot share, and why; those of earlier jobs are added.
+        forking: whether ranks are forked from it, too; otherwise it is needed for the store only.
+        agent_store: whether it serves the store.
+    """
+    names = list(reading.packages) if forking else []
+    fixed = {k: v for k, v in reading.environment.items() if k not in reading.defaults or k not in base_env}
+    of_ranks = plan.rank_environment(
+        spec, local_rank=0, attempt=0, master_port=0, error_file="", use_agent_store=agent_store
+    )
+    return Imports(
+        torch=bool(preloaded(names, trains=reading.trains)),
+        dynamo=forking and reading.trains,  # nearly half of the import time
+        packages=names,
+        refused=packages.recall(spec, names) | dict(refused),
+        environment=fixed if forking else {},
+        before_torch=sorted(reading.before_torch),
+        of_a_rank=sorted(name for name, value in of_ranks.items() if base_env.get(name) != value),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +89,7 @@ class Starter:
         self._events = events
         self._on_pid = on_pid
         self._server: ForkServer | None = None
+        self._inherited = context.fork_server
         self._lost_servers = 0
         self._refused: dict[str, str] = {}  # in this job, because ranks had to restart
         self._outdated = False  # the fork server has imported one of them
@@ -72,25 +109,14 @@ class Starter:
         self._server = ForkServer(
             loop=self._context.loop, on_ready=self._ready, on_started=self._started, on_lost=self._lost
         )
-        forking = not self._spawn_because
-        names = list(self._reading.packages) if forking else []
-        self._known = packages.recall(self._spec, names) | self._refused
-        base, reading = self._context.base_env, self._reading
-        fixed = {k: v for k, v in reading.environment.items() if k not in reading.defaults or k not in base}
-        of_ranks = plan.rank_environment(
-            self._spec, local_rank=0, attempt=0, master_port=0, error_file="", use_agent_store=self.agent_store
+        base, forking = self._context.base_env, not self._spawn_because
+        wanted = imports_of(
+            self._spec, base, self._reading, self._refused, forking=forking, agent_store=self.agent_store
         )
+        self._known = wanted.refused
+        inherited, self._inherited = self._inherited, None
         try:
-            self._server.start(
-                base,
-                torch=bool(preloaded(names, trains=self._reading.trains)),
-                dynamo=forking and self._reading.trains,  # nearly half of the import time
-                packages=names,
-                refused=self._known,
-                environment=fixed if forking else {},
-                before_torch=reading.before_torch,
-                of_a_rank=[name for name, value in of_ranks.items() if base.get(name) != value],
-            )
+            self._server.start(base, wanted, inherited)
         except OSError as err:
             self._server = None
             self._do_without_server(f"the fork server cannot be started: {err.strerror}")

@@ -32,6 +32,7 @@ from gpulaunch.launcher.job.spec import JobSpec, Request
 from gpulaunch.launcher.logs.capture import LogHub
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import child, linux
+from gpulaunch.launcher.loop.forkserver import Inherited, take_inherited
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
 from gpulaunch.launcher.rendezvous.base import PortInUseError, Rendezvous, RendezvousError
@@ -56,7 +57,9 @@ def run(request: Request, host: HostInfo, *, on_end: Callable[[RunDir, Agent, En
     """Run the job; return the exit code. `on_end` is called with how it ended, if a caller needs more than the code."""
     spec = request.spec
     sinks = checked(spec)
-    foreign_children = os.getpid() == 1 or bool(linux.children_of(os.getpid()))
+    fork_server = take_inherited(os.environ)
+    children = {*linux.children_of(os.getpid())} - ({fork_server.pid} if fork_server is not None else set())
+    foreign_children = os.getpid() == 1 or bool(children)
     linux.become_subreaper()
     needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
     if allowed < needed:
@@ -69,7 +72,8 @@ def run(request: Request, host: HostInfo, *, on_end: Callable[[RunDir, Agent, En
         console = Console(loop)
         rendezvous = rendezvous_of(loop, spec, console.say)
         rundir = _open(spec)
-        return _Job(spec, host, loop, console, rendezvous, rundir, sinks, run_id, foreign_children).run(on_end)
+        job = _Job(spec, host, loop, console, rendezvous, rundir, sinks, run_id, foreign_children, fork_server)
+        return job.run(on_end)
     except (PortInUseError, RunDirLockedError) as err:
         raise TryLaterError(str(err)) from err
     except (RendezvousError, RunDirError) as err:
@@ -98,6 +102,22 @@ def _open(spec: JobSpec) -> RunDir:
         raise RunDirError(f"cannot make a run directory: {err.strerror}; specify one with --job-dir") from err
 
 
+def base_env_of(spec: JobSpec, run_id: str) -> dict[str, str]:
+    """The environment of every process of the job: the user's, the job file's, and the run's mark."""
+    env = {**os.environ, **spec.env}
+    # From an outer launcher: its segments and timers are not ours.
+    if "GPULAUNCH_CONTROL" in env:
+        env.pop(timers.FILE, None)
+    for name in _OF_A_RANK:
+        env.pop(name, None)
+    env["GPULAUNCH_RUN_ID"] = run_id
+    env[linux.RUNS_VARIABLE] = ":".join([*filter(None, [env.get(linux.RUNS_VARIABLE)]), run_id])
+    if spec.omp_num_threads is not None:
+        # Before torch is imported anywhere: libgomp and OpenBLAS read it when they are loaded.
+        env["OMP_NUM_THREADS"] = str(spec.omp_num_threads)
+    return env
+
+
 class _Job:
     """The parts of one run, in the order in which they are created and closed."""
 
@@ -112,6 +132,7 @@ class _Job:
         sinks: SinkOptions,
         run_id: str,
         foreign_children: bool,
+        fork_server: Inherited | None,
     ) -> None:
         self._spec = spec
         self._loop = loop
@@ -121,13 +142,14 @@ class _Job:
         self._sinks = sinks
         self._run_id = run_id
         self._foreign_children = foreign_children
+        self._fork_server = fork_server
         self._output = RunOutput(spec, host, console, rundir, run_id)
         self._oom = OomWatch()
 
     def run(self, on_end: Callable[[RunDir, Agent, Ended], None] | None) -> int:
         spec, loop, console, rundir, output = self._spec, self._loop, self._console, self._rundir, self._output
-        has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
-        base_env = self._base_env()
+        has_torch = has_torch_of(spec)
+        base_env = base_env_of(spec, self._run_id)
         segments = self._segments(console)
         control_path = self._control(segments)
         directories = [path for path in (segments.directory if segments else "", spec.program.call_dir) if path]
@@ -145,6 +167,7 @@ class _Job:
             hub=hub,
             segments=segments if spec.profile else None,
             base_env=base_env,
+            fork_server=self._fork_server,
             use_agent_store=has_torch,
             foreign_children=self._foreign_children,
             oom=self._oom,
@@ -154,7 +177,7 @@ class _Job:
             or (os.path.join(rundir.shared, "checkpoints"),),
         )
         reading = reading_of(spec)
-        spawn_because = _spawn_because(spec, reading, has_torch=has_torch)
+        spawn_because = spawn_because_of(spec, reading, has_torch=has_torch)
         sidecar = None
         agent: Agent | None = None
         try:
@@ -228,22 +251,6 @@ class _Job:
             hub.hand_over()
             rundir.close()
 
-    def _base_env(self) -> dict[str, str]:
-        """The environment of every process of the job: the user's, the job file's, and the run's mark."""
-        spec = self._spec
-        env = {**os.environ, **spec.env}
-        # From an outer launcher: its segments and timers are not ours.
-        if "GPULAUNCH_CONTROL" in env:
-            env.pop(timers.FILE, None)
-        for name in _OF_A_RANK:
-            env.pop(name, None)
-        env["GPULAUNCH_RUN_ID"] = self._run_id
-        env[linux.RUNS_VARIABLE] = ":".join([*filter(None, [env.get(linux.RUNS_VARIABLE)]), self._run_id])
-        if spec.omp_num_threads is not None:
-            # Before torch is imported anywhere: libgomp and OpenBLAS read it when they are loaded.
-            env["OMP_NUM_THREADS"] = str(spec.omp_num_threads)
-        return env
-
     def _segments(self, console: Console) -> Segments | None:
         root = os.environ.get("GPULAUNCH_SHM_DIR", "/dev/shm")  # noqa: S108 (a private directory is made there)
         try:
@@ -298,7 +305,12 @@ def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def _spawn_because(spec: JobSpec, reading: Reading, *, has_torch: bool) -> str:
+def has_torch_of(spec: JobSpec) -> bool:
+    """Whether torch can be imported for the job by this interpreter."""
+    return spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
+
+
+def spawn_because_of(spec: JobSpec, reading: Reading, *, has_torch: bool) -> str:
     """Why the ranks should not be forked, or ""."""
     if spec.program.kind == "exec":
         return "the program is not run by Python"

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpulaunch.launcher.tune.change import Change
     from gpulaunch.launcher.tune.search import Measured
     from gpulaunch.launcher.tune.session import Tuned
+    from gpulaunch.launcher.tune.trial_server import TrialServer
 
 _HELP = """\
 usage: gpulaunch tune [--budget TIME] [--allow-numerics] [--in-place] [--apply] [options] PROGRAM [arguments]
@@ -207,6 +208,7 @@ def _tune(
     interrupt: _Interrupt,
 ) -> tuple[int, Change | None]:
     """Make the trials; return the exit code and the best change."""
+    from gpulaunch.launcher.loop import child
     from gpulaunch.launcher.tune import result, scratch
     from gpulaunch.launcher.tune.session import InterruptedTuningError, Job, NotTunableError, Session
     from gpulaunch.launcher.tune.trial import last_output
@@ -220,18 +222,26 @@ def _tune(
         if links := _links_outside(directory):
             answer(f"  elsewhere is also behind: {', '.join(links)}\n")
 
-    def argv_in(run_dir: str) -> Sequence[str]:
+    server = trial_server_of([*options, *_options_of_trial(parent), *program])
+
+    def start(run_dir: str, env: Mapping[str, str], fds: tuple[int, int, int]) -> int:
         argv = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *options, *_options_of_trial(run_dir), *program]
-        if why_not:
-            return argv
-        os.mkdir(view_of(run_dir), 0o700)
-        return scratch.run_in_scratch_argv(argv, directory, view_of(run_dir))
+        view = "" if why_not else view_of(run_dir)
+        if view:
+            os.mkdir(view, 0o700)
+        if server is not None and server.wait(given.budget, interrupt):
+            pid = server.start(argv, env, directory=directory, view=view, fds=fds)
+            if pid:
+                return pid
+        if view:
+            argv = scratch.run_in_scratch_argv(argv, directory, view)
+        return child.start(argv, env, stdin_fd=fds[0], stdout_fd=fds[1], stderr_fd=fds[2])
 
     def view_of(run_dir: str) -> str:
         return os.path.join(parent, f"view-of-{os.path.basename(run_dir)}")
 
     job = Job(
-        argv_in=argv_in,
+        start=start,
         env=dict(os.environ),
         directory=os.path.join(parent, "runs"),
         ranks=spec.nproc,
@@ -253,12 +263,36 @@ def _tune(
         return 1, None
     except InterruptedTuningError:
         code = 128 + interrupt.signum
+    finally:
+        if server is not None:
+            server.close()
     if session.tuned is None:
         answer("interrupted before anything was learnt; nothing is kept\n")
         return code, None
     _conclude(session.tuned, [*options, *program], run_dir, spec.name)
     best = session.tuned.search.best()
     return code, None if best is None else best.change
+
+
+def trial_server_of(job_argv: Sequence[str]) -> TrialServer | None:
+    """A server that has imported what the ranks of this job need; None if they are not forked, or if there is none."""
+    from gpulaunch.launcher.agent.packages import reading_of
+    from gpulaunch.launcher.agent.starter import imports_of
+    from gpulaunch.launcher.cli.run import base_env_of, has_torch_of, spawn_because_of
+    from gpulaunch.launcher.job.host_info import detect
+    from gpulaunch.launcher.job.load import resolve
+    from gpulaunch.launcher.job.parse import parse
+    from gpulaunch.launcher.loop.linux import NO_RUN
+    from gpulaunch.launcher.tune.trial_server import TrialServer
+
+    spec = resolve(parse(job_argv), os.environ, detect(os.environ)).spec
+    reading, has_torch = reading_of(spec), has_torch_of(spec)
+    if spawn_because_of(spec, reading, has_torch=has_torch):
+        return None
+    env = base_env_of(spec, NO_RUN)
+    with contextlib.suppress(OSError):
+        return TrialServer(imports_of(spec, env, reading, {}, forking=True, agent_store=has_torch), env)
+    return None
 
 
 def _links_outside(directory: str) -> list[str]:

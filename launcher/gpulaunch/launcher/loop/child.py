@@ -59,19 +59,19 @@ def start(
     agent_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _become(
+        become(
             argv,
             env,
-            (stdin_fd, stdout_fd, stderr_fd),
-            pass_fds,
-            new_session,
-            affinity,
-            nice,
-            deaf_to,
-            tracer_pid,
-            agent_pid,
-            told_write,
-            _users_open_files,
+            stdio=(stdin_fd, stdout_fd, stderr_fd),
+            pass_fds=pass_fds,
+            parent_pid=agent_pid,
+            told_write=told_write,
+            new_session=new_session,
+            affinity=affinity,
+            nice=nice,
+            deaf_to=deaf_to,
+            tracer_pid=tracer_pid,
+            open_files=_users_open_files,
         )
     os.close(told_write)
     with os.fdopen(told_read, "rb") as told:
@@ -83,20 +83,28 @@ def start(
     return pid
 
 
-def _become(
+def become(
     argv: Sequence[str],
     env: Mapping[str, str],
+    *,
     stdio: tuple[int, int, int],
     pass_fds: Sequence[int],
-    new_session: bool,
-    affinity: Sequence[int],
-    nice: int,
-    deaf_to: Sequence[int],
-    tracer_pid: int,
-    agent_pid: int,
+    parent_pid: int,
     told_write: int,
-    open_files: tuple[int, int] | None,
+    new_session: bool = True,
+    affinity: Sequence[int] = (),
+    nice: int = 0,
+    deaf_to: Sequence[int] = NOTICES,
+    tracer_pid: int = 0,
+    open_files: tuple[int, int] | None = None,
 ) -> NoReturn:
+    """In a child that was just forked: execute `argv`. The arguments are those of `start`, and:
+
+    Args:
+        parent_pid: this process ends with that one, its parent.
+        told_write: the error number is written to it if `argv` cannot be executed.
+        open_files: limits to set, soft and hard.
+    """
     number = 1
     try:
         # Away from 0..2 first, so that no dup2 overwrites a source that is still needed.
@@ -124,7 +132,7 @@ def _become(
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
         if tracer_pid:
             linux.allow_ptrace_by(tracer_pid)
-        linux.die_with_parent(agent_pid)
+        linux.die_with_parent(parent_pid)
         os.execvpe(argv[0], list(argv), dict(env))
     except OSError as err:
         number = err.errno or 1

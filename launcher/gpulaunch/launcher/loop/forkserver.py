@@ -6,16 +6,34 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gpulaunch.launcher.loop import child
-from gpulaunch.launcher.loop.forkserver_main import receive, send
+from gpulaunch.launcher.loop.forkserver_main import INHERITED, receive, send
 from gpulaunch.launcher.loop.loop import Loop
 
 # Forked ranks write their own command line over the fork server's, so that must be long enough (linux.set_cmdline).
 _CMDLINE_BYTES = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inherited:
+    """A fork server that was started before the agent, and has imported what it needs: see `launcher.tune`."""
+
+    sock: socket.socket
+    pid: int
+
+
+def take_inherited(environ: MutableMapping[str, str]) -> Inherited | None:
+    """Return the fork server that this process has inherited, and remove it from the environment."""
+    with contextlib.suppress(ValueError, OSError):
+        fd, pid = map(int, environ.pop(INHERITED, "").split(","))
+        sock = socket.socket(fileno=fd)
+        sock.set_inheritable(False)
+        return Inherited(sock=sock, pid=pid)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +71,39 @@ class ForkedRank:
     """A pipe for one line of JSON: that the rank restarts as a plain interpreter, and why (restart_plain.py)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Imports:
+    """What a fork server imports."""
+
+    torch: bool
+    """If not, a store imports it when somebody connects."""
+    dynamo: bool
+    """What DistributedDataParallel imports, too."""
+    packages: list[str]
+    """Third-party packages to try."""
+    refused: dict[str, str]
+    """Of those, the ones that an earlier run found unsafe, and why."""
+    environment: dict[str, str]
+    """What the program sets before it imports torch; in force during the imports only."""
+    before_torch: list[str]
+    """Of the packages, those that the program imports before torch."""
+    of_a_rank: list[str]
+    """Variables that every rank has, but that are missing or different in the fork server's environment."""
+
+
+def start_server(file: str, env: Mapping[str, str], *, stdout_fd: int) -> Inherited:
+    """Start a server of a file like `forkserver_main`. Raises OSError if the interpreter cannot be executed."""
+    ours, theirs = socket.socketpair()
+    try:
+        argv = [sys.executable, "-u", file, str(theirs.fileno()).ljust(_CMDLINE_BYTES)]
+        return Inherited(sock=ours, pid=child.start(argv, env, stdout_fd=stdout_fd, pass_fds=[theirs.fileno()]))
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
 @dataclass
 class ForkServer:
     """One fork server process. Callbacks: `on_ready` once, `on_started` per request, `on_lost` when it has exited."""
@@ -65,61 +116,31 @@ class ForkServer:
     ready: Ready | None = None
     _sock: socket.socket | None = field(default=None, repr=False)
 
-    def start(
-        self,
-        env: Mapping[str, str],
-        *,
-        torch: bool,
-        dynamo: bool,
-        packages: Sequence[str],
-        refused: Mapping[str, str],
-        environment: Mapping[str, str],
-        before_torch: Collection[str],
-        of_a_rank: Collection[str],
-    ) -> None:
+    def start(self, env: Mapping[str, str], imports: Imports, inherited: Inherited | None = None) -> None:
         """Start it; it begins to import at once. Raises OSError if the interpreter cannot be executed.
 
         Args:
             env: its environment, from which the ranks' environments are made.
-            torch: import torch. If not, a store imports it when somebody connects.
-            dynamo: import what DistributedDataParallel imports, too.
-            packages: third-party packages to try.
-            refused: of those, the ones that an earlier run found unsafe, and why.
-            environment: what the program sets before it imports torch; in force during the imports only.
-            before_torch: of the packages, those that the program imports before torch.
-            of_a_rank: variables that every rank has, but that are missing or different in `env`.
+            imports: what to import.
+            inherited: one that has done so already; if it has imported something else, it ends: `on_lost`.
         """
-        from gpulaunch.launcher.loop import forkserver_main
+        setup = {"agent_pid": os.getpid(), **asdict(imports)}
+        if inherited is not None:
+            setup["env"] = dict(env)
+        else:
+            from gpulaunch.launcher.loop import forkserver_main
 
-        ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-u", forkserver_main.__file__, str(theirs.fileno()).ljust(_CMDLINE_BYTES)]
-        try:
             # Its output is what imports print; to stderr, so that the ranks' stdout stays theirs.
-            self.pid = child.start(argv, env, stdout_fd=2, pass_fds=[theirs.fileno()])
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+            inherited = start_server(forkserver_main.__file__, env, stdout_fd=2)
+        self.pid, self._sock = inherited.pid, inherited.sock
         # Not in its arguments, which every user can read: the environment may hold secrets.
-        request = {
-            "agent_pid": os.getpid(),
-            "torch": torch,
-            "dynamo": dynamo,
-            "packages": list(packages),
-            "refused": dict(refused),
-            "environment": dict(environment),
-            "before_torch": sorted(before_torch),
-            "of_a_rank": sorted(of_a_rank),
-        }
         try:
-            send(ours, request)
+            send(self._sock, setup)
         except OSError:
             # It has already died, or cannot be reached: the loop reads the end of the stream, and `on_lost` is called.
             with contextlib.suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)
-        self._sock = ours
-        self.loop.watch_read(ours.fileno(), self._hear)
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self.loop.watch_read(self._sock.fileno(), self._hear)
 
     def fork(self, ranks: Sequence[ForkedRank], *, store: tuple[str, int, int] | None, tracer_pid: int = 0) -> None:
         """Request an attempt: its store (host, port, listening descriptor), then its ranks. `on_started` answers.

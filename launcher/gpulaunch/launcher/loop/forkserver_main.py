@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import sys
 
-_AT_START = frozenset(sys.modules)  # what the interpreter itself has loaded, before anything below
+# What the interpreter itself has loaded, before anything below.
+_AT_START = frozenset(name for name in sys.modules if name.partition(".")[0] != "gpulaunch")
 
 import contextlib
 import gc
@@ -29,11 +30,14 @@ import signal
 import socket
 import struct
 import threading
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _HEADER = struct.Struct("<I")
 _MAX_FDS = 200  # SCM_MAX_FD is 253; see unix(7)
 FDS_PER_RANK = 3  # stdout, stderr, and the pipe that reports its restart
+
+INHERITED = "GPULAUNCH_FORK_SERVER"
+"""The agent's variable with a socket's descriptor, a comma and a pid: a fork server that is its child already."""
 
 _preload_finder: Any = None  # a PreloadFinder, once everything has been imported
 _in_force: dict[str, str] = {}  # what the program is expected to set before its imports
@@ -254,21 +258,37 @@ def _die_with(agent_pid: int) -> None:
 # -- the server
 
 
-def serve(sock: socket.socket) -> None:
-    """Read what to preload, do so, report it, then start attempts until the agent closes the socket.
+class Preloaded(NamedTuple):
+    """What a fork server has imported, and what its ranks get of that."""
 
-    The first message: agent_pid, torch (bool), dynamo (bool), packages (list), refused (package -> why, from earlier
-    runs), environment (what the program sets before it imports torch), before_torch (packages that it imports first),
+    ready: dict[str, Any]
+    """What it answers: torch, problem, loaded, refused."""
+    of_ranks: dict[str, Any]
+    """What a rank needs beside the request: sigint_ignored, comm, printed."""
+    finalizers: list[Any]
+    """Of what was made on disk."""
+
+    def finalize(self) -> None:
+        """Remove what was made on disk: no rank will need it."""
+        for finalizer in self.finalizers:
+            with contextlib.suppress(Exception):
+                finalizer()
+
+
+def preload(setup: dict[str, Any]) -> Preloaded:
+    """Import what the first message says, as long as ranks can share it.
+
+    It has: agent_pid, torch (bool), dynamo (bool), packages (list), refused (package -> why, from earlier runs),
+    environment (what the program sets before it imports torch), before_torch (packages that it imports first),
     of_a_rank (variables that ranks have and this process does not).
+
+    On return the process may not be the caller's: it may be a trial that passed.
     """
     global _preload_finder
     from gpulaunch.launcher.loop import import_state, linux, preload
     from gpulaunch.launcher.loop.import_watch import Watch
     from gpulaunch.launcher.loop.preload_finder import PreloadFinder
 
-    setup = receive(sock)
-    if setup is None:
-        return
     _die_with(setup["agent_pid"])
     comm = linux.comm_of(os.getpid())
     linux.set_comm("gpulaunch-fork")
@@ -308,27 +328,20 @@ def serve(sock: socket.socket) -> None:
     # adds 0.2 s to every start and finds next to nothing among modules.
     gc.freeze()
     gc.enable()
-    mine = preload.take_finalizers()
-    _answer(
-        sock,
-        {
-            "op": "ready",
-            "pid": os.getpid(),
-            "torch": has_torch,
-            "problem": problem,
-            "loaded": loaded,
-            "refused": refused,
-        },
+    return Preloaded(
+        ready={"torch": has_torch, "problem": problem, "loaded": loaded, "refused": refused},
+        of_ranks={"sigint_ignored": sigint_ignored, "comm": comm, "printed": said},
+        finalizers=preload.take_finalizers(),
     )
-    while True:
-        request = receive(sock)
-        if request is None:
-            for finalizer in mine:
-                with contextlib.suppress(Exception):
-                    finalizer()
-            os._exit(0)
-        request |= {"sigint_ignored": sigint_ignored, "comm": comm, "printed": said}
-        _start(request, receive_fds(sock, request["num_fds"]), sock)
+
+
+def serve(sock: socket.socket, preloaded: Preloaded) -> NoReturn:
+    """Report what is preloaded, then start attempts until the agent closes the socket."""
+    _answer(sock, {"op": "ready", "pid": os.getpid(), **preloaded.ready})
+    while (request := receive(sock)) is not None:
+        _start(request | preloaded.of_ranks, receive_fds(sock, request["num_fds"]), sock)
+    preloaded.finalize()
+    os._exit(0)
 
 
 def main() -> None:
@@ -337,7 +350,9 @@ def main() -> None:
     if not sys.flags.safe_path:
         del sys.path[0]
     sys.argv = [""]
-    serve(socket.socket(fileno=fd))
+    sock = socket.socket(fileno=fd)
+    if (setup := receive(sock)) is not None:
+        serve(sock, preload(setup))
 
 
 if __name__ == "__main__":

@@ -88,15 +88,28 @@ def set_cmdline(argv: list[str]) -> None:
     that follows it in memory is left alone: it holds the run's mark by which leftovers are found.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/self/stat", "rb") as stat:
-            # man proc(5): fields 48 and 49 are arg_start and arg_end; the second field may hold spaces.
-            fields = stat.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
+        start, end = _own_memory(_ARG_START)
         room = end - start
         if room <= 1:
             return
         text = b"\0".join(os.fsencode(arg) for arg in argv)[: room - 1]
         ctypes.memmove(start, text + b"\0" * (room - len(text)), room)
+
+
+def set_run(run_id: str) -> None:
+    """Write the id of a run over `NO_RUN` in the environment that this process was started with; see `is_of_run`."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        start, end = _own_memory(_ENV_START)
+        environ = ctypes.string_at(start, end - start).replace(NO_RUN.encode(), run_id.encode())
+        if len(environ) == end - start:
+            ctypes.memmove(start, environ, len(environ))
+
+
+def _own_memory(field: int) -> tuple[int, int]:
+    """Where an area of this process's memory begins and ends, by this field of /proc/self/stat and the next one."""
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    return int(fields[field]), int(fields[field + 1])
 
 
 def children_of(pid: int) -> list[int]:
@@ -209,12 +222,14 @@ def _stat_field(pid: int, index: int) -> int | None:
 
 
 # proc(5): fields of /proc/PID/stat after the command name; linux/sched.h
-_FLAGS, _VSIZE, _ENV_END = 6, 20, 48
+_FLAGS, _VSIZE, _ARG_START, _ENV_START, _ENV_END = 6, 20, 45, 47, 48
 _PF_KTHREAD = 0x00200000
 _EXEC_MS = 50
 
 RUNS_VARIABLE = "GPULAUNCH_RUNS"
 """Names, separated by colons, the process's run and those around it: a launcher can run inside a rank."""
+NO_RUN = "no-run-known-yet"
+"""In the place of a run's id, as long as one, where it is not known yet."""
 
 
 def _environ_of(pid: int) -> bytes:

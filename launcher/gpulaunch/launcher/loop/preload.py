@@ -194,7 +194,7 @@ def third_party(
             if not _import_all(wanted, tell, watch, before_torch, of_a_rank):
                 os._exit(0)
             os.close(tell)
-            _wait_until_orphaned(original)
+            wait_until_orphaned(original)
             linux.die_with_parent(agent_pid)
             return wanted, refused
         os.close(tell)
@@ -210,7 +210,8 @@ def third_party(
     return [], refused
 
 
-def _wait_until_orphaned(parent: int) -> None:
+def wait_until_orphaned(parent: int) -> None:
+    """Wait, 10 s at most, until the process that forked this one has ended."""
     pidfd = os.pidfd_open(parent) if os.getppid() == parent else -1
     if pidfd >= 0:
         poller = select.poll()

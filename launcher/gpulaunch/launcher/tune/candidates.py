@@ -81,7 +81,7 @@ def _training_loaders(seen: Seen) -> Iterator[Mapping[str, Any]]:
 
 
 def _workers(seen: Seen) -> Iterator[Change]:
-    """Other numbers of workers, where training waits for data."""
+    """Workers that persist, and other numbers of them, where training waits for data."""
     if seen.shares.get("data_wait", 0.0) < LEAST_GAIN:
         return
     for loader in _training_loaders(seen):
@@ -90,6 +90,9 @@ def _workers(seen: Seen) -> Iterator[Change]:
             continue  # workers would each hand out every sample, or share what the dataset holds: see `why_no_workers`
         # Workers that are started anew for every epoch would hide what more of them gain.
         persistent = {"persistent_workers": True} if seen.epochs and not loader.get("changes") else {}
+        if now and persistent and not loader.get("persistent_workers"):
+            predicted_s, because = _predicted(seen, "dataloader-workers-restarted")
+            yield Change(loaders={site: persistent}, predicted_s=predicted_s, because=because)
 
         def workers_of(number: int, site: str = site, persistent: Mapping[str, Any] = persistent) -> Mapping[str, Any]:
             return {site: {"num_workers": number, **(persistent if number else {})}}
@@ -157,8 +160,6 @@ def _loader_settings(seen: Seen) -> Iterator[Change]:
             return Change(loaders={site: settings}, predicted_s=predicted_s, because=because)
 
         if workers and waits:
-            if not loader.get("persistent_workers") and seen.epochs and not loader.get("changes"):
-                yield change({"persistent_workers": True}, "dataloader-workers-restarted")
             if loader.get("in_order", True):
                 yield change({"in_order": False}, "dataloader-head-of-line")
             if (loader.get("prefetch_factor") or PREFETCH) < _MORE <= seen.most_prepared // workers:

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 
 # linux/sched.h, linux/mount.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
 
 FAILED = 125
@@ -147,7 +148,7 @@ def _first_place(directory: str) -> tuple[str, str]:
                 _refuse(directory, os.path.join(place, _PREFIX))
             made = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
         except OSError as err:
-            why = why or _line(err)
+            why = why or line_of(err)
             continue
         reason = _try(directory, made, until_s - time.monotonic())
         if not reason:
@@ -187,7 +188,7 @@ def _try(directory: str, upper_parent: str, within_s: float) -> str:
     except subprocess.TimeoutExpired:
         return f"no overlay: it could not be tried within {_WITHIN_S:.0f} s"
     except OSError as err:
-        return _line(err)
+        return line_of(err)
     finally:
         with contextlib.suppress(OSError):
             discard(inner)
@@ -195,7 +196,8 @@ def _try(directory: str, upper_parent: str, within_s: float) -> str:
     return "" if done.returncode == 0 else said or f"no overlay: exit code {done.returncode}"
 
 
-def _line(err: OSError, what: str = "no overlay") -> str:
+def line_of(err: OSError, what: str = "no overlay") -> str:
+    """What failed, and why."""
     where = "" if err.filename is None else f"{os.fsdecode(err.filename)}: "
     return " ".join(f"{what}: {where}{err.strerror or err}".splitlines())
 
@@ -222,7 +224,7 @@ def main() -> None:
     directory, upper_parent, *argv = sys.argv[1:]
     what = "no overlay"
     try:
-        upper = _enter(directory, upper_parent, trying=not argv)
+        upper = enter(directory, upper_parent, trying=not argv)
         if not argv:
             _write(directory, upper)
             return
@@ -231,11 +233,11 @@ def main() -> None:
             signal.signal(signum, signal.SIG_DFL)
         os.execvp(argv[0], argv)  # noqa: S606 (exec without a shell is the point)
     except OSError as err:
-        sys.stderr.write(f"gpulaunch: {_line(err, what)}\n")
+        sys.stderr.write(f"gpulaunch: {line_of(err, what)}\n")
         sys.exit(FAILED)
 
 
-def _enter(directory: str, upper_parent: str, *, trying: bool) -> str:
+def enter(directory: str, upper_parent: str, *, trying: bool = False) -> str:
     """Mount the overlay in a new mount namespace and return the path of its upper layer. Raises OSError."""
     _refuse(directory, upper_parent)
     cwd = os.getcwd()
@@ -307,6 +309,14 @@ def _unshare_as_user() -> None:
             raise OSError(err.errno, f"{name}: {err.strerror}") from None
         finally:
             os.close(fd)
+
+
+def drop_capabilities() -> None:
+    """Give up what a normal user's process has in its user namespace until it executes a program, capset(2)."""
+    if os.geteuid() == 0:
+        return
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _checked("capset", ctypes.CDLL(None, use_errno=True).capset(header, (ctypes.c_uint32 * 6)()))
 
 
 def _xattr_option() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -14,7 +14,7 @@ from gpulaunch.launcher.tune.candidates import MOST_WORKERS, PREFETCH, Seen, can
 from gpulaunch.launcher.tune.change import TRIAL, Change
 from gpulaunch.launcher.tune.measure import FEWEST_LOSSES, Losses
 from gpulaunch.launcher.tune.search import Measured, Search
-from gpulaunch.launcher.tune.trial import Point, Steps, Watched, watch
+from gpulaunch.launcher.tune.trial import Point, Start, Steps, Watched, watch
 from gpulaunch.profiler.channel.clock import monotonic_ns
 
 _WARM_UP_STEPS: Final = 5
@@ -48,8 +48,7 @@ class NotTunableError(Exception):
 class Job:
     """The job to tune."""
 
-    argv_in: Callable[[str], Sequence[str]]
-    """The command of a trial, given its run directory."""
+    start: Start
     env: Mapping[str, str]
     directory: str
     """For the trials' run directories; emptied by the caller."""
@@ -141,7 +140,7 @@ class Session:
             env[CHANGES] = change.as_env()
         began_ns = monotonic_ns()
         watched = watch(
-            self._job.argv_in(run_dir),
+            self._job.start,
             env,
             run_dir,
             is_enough=is_enough,

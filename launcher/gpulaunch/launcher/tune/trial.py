@@ -7,12 +7,11 @@ import json
 import os
 import select
 import signal
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpulaunch.launcher.loop import child
 from gpulaunch.launcher.runs.processes import RunError, read_group
 from gpulaunch.profiler.channel.clock import monotonic_ns
 from gpulaunch.profiler.channel.segment import SegmentReader
@@ -82,8 +81,12 @@ class Watched:
         return None if begin is None or end is None or end.steps <= begin.steps else (begin, end)
 
 
+Start = Callable[[str, Mapping[str, str], tuple[int, int, int]], int]
+"""Starts a trial, given its run directory, environment, and stdin, stdout and stderr; its pid. Raises OSError."""
+
+
 def watch(
-    argv: Sequence[str],
+    start: Start,
     env: Mapping[str, str],
     run_dir: str,
     *,
@@ -94,7 +97,7 @@ def watch(
     """Run a job until it has shown enough, and end it.
 
     Args:
-        argv: the command of the job, which uses `run_dir`.
+        start: starts the job.
         env: its environment.
         run_dir: its run directory; what it prints goes to a file there.
         is_enough: asked after each step; also whether it makes sense to go on.
@@ -110,7 +113,7 @@ def watch(
         open(os.path.join(run_dir, OUTPUT_FILE), "wb") as output,
         open(os.devnull, "rb") as nothing,
     ):
-        pid = child.start(argv, env, stdin_fd=nothing.fileno(), stdout_fd=output.fileno(), stderr_fd=output.fileno())
+        pid = start(run_dir, env, (nothing.fileno(), output.fileno(), output.fileno()))
     pidfd = os.pidfd_open(pid)
     try:
         with contextlib.closing(_looks(run_dir)) as looks:
