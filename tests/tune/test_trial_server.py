@@ -51,7 +51,7 @@ open("written", "w").close()
 """
 
 DRIVER = """
-import os, shutil, sys
+import os, shutil, signal, sys
 from gpulaunch.launcher.cli.tune import trial_server_of
 from gpulaunch.launcher.loop import child
 from gpulaunch.launcher.tune import scratch
@@ -60,6 +60,7 @@ directory = os.getcwd()
 words = ["--nproc", "1", "--metrics-addr", "127.0.0.1:0", "--job-dir", sys.argv[1], "look.py"]
 argv = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *words]
 view = scratch.upper_parent(directory)
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))  # as in `cli.main`
 
 def await_end(pid):
     assert os.waitpid(pid, 0) == (pid, 0)
@@ -69,7 +70,7 @@ def await_end(pid):
 
 with open(os.devnull) as null:
     server = trial_server_of([*sys.argv[2:], *words])
-    assert server.wait(60, lambda: False)
+    server.wait(60, lambda: False)
     for _ in range(2):
         await_end(server.start(argv, os.environ, directory=directory, view=view, fds=(null.fileno(), 1, 2)))
     server.close()

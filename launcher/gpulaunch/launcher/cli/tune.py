@@ -229,10 +229,8 @@ def _tune(
         view = "" if why_not else view_of(run_dir)
         if view:
             os.mkdir(view, 0o700)
-        if server is not None and server.wait(given.budget, interrupt):
-            pid = server.start(argv, env, directory=directory, view=view, fds=fds)
-            if pid:
-                return pid
+        if server is not None and (pid := server.start(argv, env, directory=directory, view=view, fds=fds)):
+            return pid
         if view:
             argv = scratch.run_in_scratch_argv(argv, directory, view)
         return child.start(argv, env, stdin_fd=fds[0], stdout_fd=fds[1], stderr_fd=fds[2])
@@ -256,6 +254,8 @@ def _tune(
     session = Session(job, given.budget, told, interrupt)
     code = 0
     try:
+        if server is not None:
+            server.wait(given.budget, interrupt)
         session.run()
     except NotTunableError as error:
         answer(last_output(job.directory))

@@ -212,7 +212,9 @@ def third_party(
 
 def wait_until_orphaned(parent: int) -> None:
     """Wait, 10 s at most, until the process that forked this one has ended."""
-    pidfd = os.pidfd_open(parent) if os.getppid() == parent else -1
+    pidfd = -1
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(parent) if os.getppid() == parent else -1
     if pidfd >= 0:
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)

@@ -38,12 +38,14 @@ class TrialServer:
         linux.become_subreaper()  # trials are its children's children, and are to be ours
         server = start_server(trial_server_main.__file__, env, stdout_fd=2)
         self._pid, self._sock, self._is_ready = server.pid, server.sock, False
+        self._group = server.pid
+        """Its process group; other processes in it try what can be imported, and the last one becomes the server."""
         self._is_open = True
         with contextlib.suppress(OSError):  # it has died: `start` says so
             send(self._sock, {"agent_pid": os.getpid(), **asdict(imports)})
 
-    def wait(self, longest_s: float, is_interrupted: Callable[[], bool]) -> bool:
-        """Wait until it has imported everything; False if it has not, and then it is closed.
+    def wait(self, longest_s: float, is_interrupted: Callable[[], bool]) -> None:
+        """Wait until it has imported everything; if it cannot, it is closed.
 
         Args:
             longest_s: for this time at most.
@@ -58,8 +60,7 @@ class TrialServer:
                 if ready is None or ready["problem"]:
                     self.close()
                 else:
-                    self._pid, self._is_ready = ready["pid"], True  # another process, if one tried what can be imported
-        return self._is_ready
+                    self._pid, self._is_ready = ready["pid"], True
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], *, directory: str, view: str, fds: tuple[int, int, int]
@@ -73,6 +74,8 @@ class TrialServer:
             view: where what it writes goes; "": no view.
             fds: its stdin, stdout and stderr.
         """
+        if not self._is_ready:
+            return 0
         with contextlib.suppress(OSError):
             self._sock.settimeout(_ANSWER_S)
             send(self._sock, {"argv": list(argv), "env": dict(env), "directory": directory, "view": view}, list(fds))
@@ -82,19 +85,21 @@ class TrialServer:
         return 0
 
     def close(self) -> None:
-        """Have it end, and wait for that: it has files to remove."""
+        """Have it end, and wait for that."""
         if not self._is_open:
             return
         self._sock.close()
-        self._is_open = self._is_ready = False
-        with contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(self._pid)
-            try:
-                if not select.select([pidfd], [], [], _END_S)[0]:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
-            finally:
+        if self._is_ready:  # it has files to remove
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(self._pid)
+                select.select([pidfd], [], [], _END_S)
                 os.close(pidfd)
+        self._is_open = self._is_ready = False
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._group, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-self._group, 0)
 
     def _receive(self) -> dict[str, Any] | None:
         with contextlib.suppress(OSError):

@@ -22,9 +22,11 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 from gpulaunch.launcher.loop import forkserver_main  # first: it notes which modules the interpreter itself has loaded
 
 # isort: split
+import contextlib
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from gpulaunch.launcher.loop import child, linux, preload
@@ -38,20 +40,40 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sys.argv = [""]
     setup = forkserver_main.receive(sock)
-    if setup is not None:
-        _Server(sock, setup, forkserver_main.preload(setup)).serve()
+    if setup is None:
+        return
+    # As of an agent's fork server. What imports compile would be written outside of a trial's view.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)
+    # Imports may change both: libgomp binds the thread that loads it (OMP_PROC_BIND).
+    before = dict(os.environ), os.sched_getaffinity(0)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    preloaded = forkserver_main.preload(setup)
+    sys.dont_write_bytecode = writes
+    with contextlib.suppress(OSError):  # tune has ended, or no process can be made
+        _Server(sock, setup, preloaded, *before).serve()
+    preloaded.finalize()
+    os._exit(0)
 
 
 class _Server:
-    def __init__(self, sock: socket.socket, setup: dict[str, Any], preloaded: forkserver_main.Preloaded) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        setup: dict[str, Any],
+        preloaded: forkserver_main.Preloaded,
+        env: Mapping[str, str],
+        cores: set[int],
+    ) -> None:
         self._sock = sock
         self._setup = setup
         self._preloaded = preloaded
+        self._env = env
+        self._cores = cores
         self._of_ranks = _open_fds() - {sock.fileno()}
         """Descriptors that ranks get: what the imports have left open, and stdio."""
 
-    def serve(self) -> NoReturn:
-        """Start trials until tune closes the socket."""
+    def serve(self) -> None:
+        """Start trials until tune closes the socket. Raises OSError."""
         sock = self._sock
         forkserver_main.send(sock, {"op": "ready", "pid": os.getpid(), **self._preloaded.ready})
         while (request := forkserver_main.receive(sock)) is not None:
@@ -60,8 +82,6 @@ class _Server:
             for fd in fds:
                 os.close(fd)
             forkserver_main.send(sock, {"op": "started", "pid": pid})
-        self._preloaded.finalize()
-        os._exit(0)
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> int:
         """Fork the agent through a middle process, so that it becomes a child of tune, a subreaper; return its pid."""
@@ -96,7 +116,7 @@ class _Server:
             ours, theirs = socket.socketpair()
             server = os.fork()
             if server == 0:
-                self._serve_agent(theirs, fds)
+                self._serve_agent(theirs, fds, drop_capabilities=bool(request["view"]))
             if not self._preloaded.of_ranks["sigint_ignored"]:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
             child.become(
@@ -105,6 +125,7 @@ class _Server:
                 stdio=(fds[0], fds[1], fds[2]),
                 pass_fds=[ours.fileno()],
                 parent_pid=tune_pid,
+                affinity=sorted(self._cores),
                 told_write=os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC),
             )
         except OSError as err:
@@ -112,7 +133,7 @@ class _Server:
         finally:
             os._exit(scratch.FAILED)
 
-    def _serve_agent(self, sock: socket.socket, fds: list[int]) -> NoReturn:
+    def _serve_agent(self, sock: socket.socket, fds: list[int], *, drop_capabilities: bool) -> NoReturn:
         """In the agent's child: be its fork server, if it needs what has been imported and nothing else."""
         try:
             os.setsid()
@@ -120,11 +141,13 @@ class _Server:
             os.dup2(fds[2], 1)  # as of a fork server that the agent starts
             for fd in _open_fds() - self._of_ranks - {sock.fileno()}:
                 os.close(fd)
-            scratch.drop_capabilities()
+            if drop_capabilities:
+                scratch.drop_capabilities()
             wanted = forkserver_main.receive(sock)
             if wanted is None or not self._has_imported(wanted):
                 os._exit(0)
-            os.environ.clear()
+            for name in self._env.keys() - wanted["env"].keys():
+                os.environ.pop(name, None)
             os.environ.update(wanted["env"])
             linux.set_run(wanted["env"]["GPULAUNCH_RUN_ID"])
             linux.die_with_parent(wanted["agent_pid"])
@@ -137,7 +160,13 @@ class _Server:
         """Whether a fork server that the agent would start would import the same."""
         setup, refused = self._setup, self._preloaded.ready["refused"]
         same = all(wanted[name] == setup[name] for name in setup if name not in ("agent_pid", "refused"))
+        same = same and _of_user(wanted["env"]) == _of_user(self._env)
         return same and wanted["refused"].keys() <= refused.keys()
+
+
+def _of_user(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what differs from one run to the next."""
+    return {name: text for name, text in env.items() if not name.startswith("GPULAUNCH_")}
 
 
 def _open_fds() -> set[int]:
