@@ -53,6 +53,9 @@ open("written", "w").close()
 DRIVER = """
 import os, shutil, signal, sys
 from gpulaunch.launcher.cli.tune import trial_server_of
+from gpulaunch.launcher.job.host_info import detect
+from gpulaunch.launcher.job.load import resolve
+from gpulaunch.launcher.job.parse import parse
 from gpulaunch.launcher.loop import child
 from gpulaunch.launcher.tune import scratch
 
@@ -69,7 +72,8 @@ def await_end(pid):
     shutil.rmtree(sys.argv[1])
 
 with open(os.devnull) as null:
-    server = trial_server_of([*sys.argv[2:], *words])
+    spec = resolve(parse([*sys.argv[2:], *words]), os.environ, detect(os.environ)).spec
+    server = trial_server_of(spec)
     server.wait(60, lambda: False)
     for _ in range(2):
         await_end(server.start(argv, os.environ, directory=directory, view=view, fds=(null.fileno(), 1, 2)))

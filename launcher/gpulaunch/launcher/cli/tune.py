@@ -222,7 +222,7 @@ def _tune(
         if links := _links_outside(directory):
             answer(f"  elsewhere is also behind: {', '.join(links)}\n")
 
-    server = trial_server_of([*options, *_options_of_trial(parent), *program])
+    server = trial_server_of(spec)
 
     def start(run_dir: str, env: Mapping[str, str], fds: tuple[int, int, int]) -> int:
         argv = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *options, *_options_of_trial(run_dir), *program]
@@ -274,18 +274,14 @@ def _tune(
     return code, None if best is None else best.change
 
 
-def trial_server_of(job_argv: Sequence[str]) -> TrialServer | None:
-    """A server that has imported what the ranks of this job need; None if they are not forked, or if there is none."""
+def trial_server_of(spec: JobSpec) -> TrialServer | None:
+    """A server that imports what the ranks of this job need; None if they are not forked, or if there is none."""
     from gpulaunch.launcher.agent.packages import reading_of
     from gpulaunch.launcher.agent.starter import imports_of
     from gpulaunch.launcher.cli.run import base_env_of, has_torch_of, spawn_because_of
-    from gpulaunch.launcher.job.host_info import detect
-    from gpulaunch.launcher.job.load import resolve
-    from gpulaunch.launcher.job.parse import parse
     from gpulaunch.launcher.loop.linux import NO_RUN
     from gpulaunch.launcher.tune.trial_server import TrialServer
 
-    spec = resolve(parse(job_argv), os.environ, detect(os.environ)).spec
     reading, has_torch = reading_of(spec), has_torch_of(spec)
     if spawn_because_of(spec, reading, has_torch=has_torch):
         return None
