@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from needed import program
 
 ROOT = Path(__file__).parents[1]
@@ -52,3 +54,11 @@ def nobody() -> User | str:
         if found.run("sh", "-c", '"$@"', "sh", python, "-c", enough).returncode == 0:
             return found
     return "no Python 3.11 or newer that another user may run"
+
+
+def user_named(name: str) -> User:
+    """`self`, or `nobody`, without whom the test is skipped."""
+    found = nobody() if name == "nobody" else User(os.geteuid(), os.getegid())
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found

@@ -20,7 +20,7 @@ import pytest
 
 from gpulaunch.launcher.tune import scratch
 from needed import program
-from users import ROOT, Done, User, nobody
+from users import ROOT, Done, User, user_named
 
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -78,9 +78,7 @@ def trouble_of(user: User) -> str:
 @pytest.fixture(params=["self", "nobody"])
 def user(request: pytest.FixtureRequest) -> User:
     program("unshare", package="util-linux")
-    found = nobody() if request.param == "nobody" else User(os.geteuid(), os.getegid())
-    if isinstance(found, str):
-        pytest.skip(found)
+    found = user_named(request.param)
     if trouble := trouble_of(found):
         pytest.skip(f"no overlay here: {trouble}")
     return found

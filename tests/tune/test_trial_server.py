@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from users import ROOT, User, nobody
+from users import ROOT, User, user_named
 
 pytestmark = pytest.mark.torch
 
@@ -93,9 +93,7 @@ PYTHON = ("env", f"PYTHONPATH={os.pathsep.join(path for path in sys.path if path
 
 @pytest.fixture(params=["self", "nobody"])
 def user(request: pytest.FixtureRequest) -> User:
-    found = nobody() if request.param == "nobody" else User(os.geteuid(), os.getegid())
-    if isinstance(found, str):
-        pytest.skip(found)
+    found = user_named(request.param)
     done = found.run(*PYTHON, found.python, "-c", "import torch")
     if done.returncode:
         pytest.skip(f"another user cannot import torch: {done.stderr[-200:]}")

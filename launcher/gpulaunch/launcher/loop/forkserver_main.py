@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 
-# What the interpreter itself has loaded, before anything below.
+# What the interpreter itself has loaded, before anything below, and before a trial server, which imports this module.
 _AT_START = frozenset(name for name in sys.modules if name.partition(".")[0] != "gpulaunch")
 
 import contextlib

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Set
+from typing import Literal
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -87,29 +88,25 @@ def set_cmdline(argv: list[str]) -> None:
     At most as many bytes as the area has are written (the fork server is started with a padded one). The environment
     that follows it in memory is left alone: it holds the run's mark by which leftovers are found.
     """
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        start, end = _own_memory(_ARG_START)
-        room = end - start
-        if room <= 1:
-            return
-        text = b"\0".join(os.fsencode(arg) for arg in argv)[: room - 1]
-        ctypes.memmove(start, text + b"\0" * (room - len(text)), room)
+    start, end = _own_memory(_ARG_START)
+    room = end - start
+    if room <= 1:
+        return
+    text = b"\0".join(os.fsencode(arg) for arg in argv)[: room - 1]
+    ctypes.memmove(start, text + b"\0" * (room - len(text)), room)
 
 
 def set_run(run_id: str) -> None:
     """Write the id of a run over `NO_RUN` in the environment that this process was started with; see `is_of_run`."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        start, end = _own_memory(_ENV_START)
-        environ = ctypes.string_at(start, end - start).replace(NO_RUN.encode(), run_id.encode())
-        if len(environ) == end - start:
-            ctypes.memmove(start, environ, len(environ))
+    start, end = _own_memory(_ENV_START)
+    environ = ctypes.string_at(start, end - start).replace(NO_RUN.encode(), run_id.encode())
+    if len(environ) == end - start:
+        ctypes.memmove(start, environ, len(environ))
 
 
 def _own_memory(field: int) -> tuple[int, int]:
-    """Where an area of this process's memory begins and ends, by this field of /proc/self/stat and the next one."""
-    with open("/proc/self/stat", "rb") as stat:
-        fields = stat.read().rpartition(b")")[2].split()
-    return int(fields[field]), int(fields[field + 1])
+    """Where an area of this process's memory begins and ends, by this field of its stat and the next one."""
+    return _stat_field("self", field) or 0, _stat_field("self", field + 1) or 0
 
 
 def children_of(pid: int) -> list[int]:
@@ -212,7 +209,7 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
 
 
-def _stat_field(pid: int, index: int) -> int | None:
+def _stat_field(pid: int | Literal["self"], index: int) -> int | None:
     """One number of /proc/PID/stat, counted after the command name: 0 state, 1 ppid, 2 pgrp, 3 session."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:

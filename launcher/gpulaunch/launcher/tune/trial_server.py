@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +38,7 @@ class TrialServer:
 
         linux.become_subreaper()  # trials are its children's children, and are to be ours
         server = start_server(trial_server_main.__file__, env, stdout_fd=2)
-        self._pid, self._sock, self._is_ready = server.pid, server.sock, False
+        self._sock, self._is_ready = server.sock, False
         self._group = server.pid
         """Its process group; other processes in it try what can be imported, and the last one becomes the server."""
         self._is_open = True
@@ -57,10 +58,9 @@ class TrialServer:
                 self.close()
             elif select.select([self._sock], [], [], _LOOK_S)[0]:
                 ready = self._receive()
-                if ready is None or ready["problem"]:
+                self._is_ready = ready is not None and not ready["problem"]
+                if not self._is_ready:
                     self.close()
-                else:
-                    self._pid, self._is_ready = ready["pid"], True
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], *, directory: str, view: str, fds: tuple[int, int, int]
@@ -88,12 +88,11 @@ class TrialServer:
         """Have it end, and wait for that."""
         if not self._is_open:
             return
-        self._sock.close()
-        if self._is_ready:  # it has files to remove
+        if self._is_ready:  # it has files to remove, and no end of the socket is left when it has ended
             with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(self._pid)
-                select.select([pidfd], [], [], _END_S)
-                os.close(pidfd)
+                self._sock.shutdown(socket.SHUT_WR)
+                select.select([self._sock], [], [], _END_S)
+        self._sock.close()
         self._is_open = self._is_ready = False
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._group, signal.SIGKILL)

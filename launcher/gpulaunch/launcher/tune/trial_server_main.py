@@ -109,7 +109,6 @@ class _Server:
         try:
             tune_pid = self._setup["agent_pid"]
             preload.wait_until_orphaned(middle)
-            linux.die_with_parent(tune_pid)
             os.dup2(fds[2], 2)
             if request["view"]:
                 scratch.enter(request["directory"], request["view"])
