@@ -1,4 +1,4 @@
-"""Scores that a loss ignores: what decides whether they are told, and at what cost."""
+"""Gradients and scores that nothing uses: what decides whether they are told, and at what cost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from healthy_node import HEALTHY_MS, facts, rank, window
-from rule_cases import head
+from rule_cases import gradients, head
 
-from gpulaunch.profiler.analysis.compute_rules import targets_ignored
+from gpulaunch.profiler.analysis.compute_rules import gradients_unused, targets_ignored
 
 MODEL_S = (HEALTHY_MS["forward"] + HEALTHY_MS["backward"]) / 1e3
 HALF_IGNORED = {"rows": 1000, "ignored": 0.5}
@@ -71,3 +71,14 @@ def test_the_head_costs_no_more_than_its_samples_show_nor_than_its_products(samp
 
 def test_a_loss_that_a_library_computes_cannot_be_changed() -> None:
     assert told(head(rows=1000), HALF_IGNORED, line="") == 0
+
+
+@pytest.mark.parametrize("resting", [0, 400_000])
+def test_what_an_optimizer_has_in_vain_costs_its_part_of_it_too(resting: int) -> None:
+    """It has 400,000 that it updates, and as many of the 600,000 that nothing updates, with a learning rate of 0."""
+    read = gradients(unused=600_000, share=0.5) | {"resting_elements": resting}
+
+    (loss,) = gradients_unused(window(rank(gpu=None, facts=facts(device=None, gradients=read))))
+
+    of_optimizer = 0.5 * HEALTHY_MS["optimizer"] if resting else 0.0
+    assert loss.seconds_per_step == pytest.approx((0.5 * HEALTHY_MS["backward"] + of_optimizer) / 1e3)

@@ -219,8 +219,8 @@ def ddp_waits_for_others() -> None:
 
 
 def ddp_accumulates() -> None:
-    """120 steps of three backward passes, which all reduce the gradients. The log has one iteration in a hundred, so
-    it is read more often than it need be."""
+    """120 steps of three backward passes, which all reduce the gradients, and then the program does so again. The log
+    has one iteration in a hundred, so it is read more often than it need be."""
     from gpulaunch.profiler.probe import observed
 
     observed.LOOKS_EVERY_NS = 20_000_000  # type: ignore[misc]
@@ -231,6 +231,8 @@ def ddp_accumulates() -> None:
         for _ in range(120):
             for _ in range(3):
                 LOSS(model(torch.randn(8, 8)), torch.zeros(8, dtype=torch.long)).backward()
+            for parameter in model.parameters():
+                torch.distributed.all_reduce(parameter.grad, op=torch.distributed.ReduceOp.AVG)
             optimizer.step()
             time.sleep(0.005)
 

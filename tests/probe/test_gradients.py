@@ -62,6 +62,7 @@ def test_backward_through_a_teacher_is_in_vain() -> None:
     assert told == {
         "elements": size(teacher) + size(student),
         "unused_elements": size(teacher),
+        "resting_elements": 0,
         "unused_share": pytest.approx(size(teacher) / (size(teacher) + size(student)), abs=0.001),
         "untouched_elements": 0,
         "cleared_share": 0.0,
@@ -223,6 +224,34 @@ def test_a_pass_whose_optimizers_have_left_out_a_step_is_none_that_is_cleared() 
 
     assert told is not None
     assert told["cleared_share"] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["no rate", "some rate", "none at first", "moved by hand", "an optimizer of its own"])
+def test_a_learning_rate_of_0_updates_nothing(kind: str) -> None:
+    frozen, trained = mlp(32), mlp()
+
+    class OfItsOwn(torch.optim.AdamW):
+        """One that is not torch's may do anything with its rate."""
+
+    made = (OfItsOwn if kind == "an optimizer of its own" else torch.optim.AdamW)(
+        [{"params": frozen.parameters(), "lr": 1e-9 if kind == "some rate" else 0.0}, {"params": trained.parameters()}]
+    )
+    gradients.optimizers.add(made)
+    version = frozen[0].weight._version
+
+    def loss() -> torch.Tensor:
+        if kind == "moved by hand":
+            frozen[0].weight.data.mul_(0.999)
+        if kind == "none at first" and frozen[0].weight._version > version:
+            made.param_groups[0]["lr"] = 1e-9
+        return trained(frozen(X)).sum()
+
+    told = fact(loss, made)
+
+    assert told is not None
+    unused = {"no rate": size(frozen), "moved by hand": size(frozen) - frozen[0].weight.numel()}
+    assert told["unused_elements"] == told["resting_elements"] == unused.get(kind, 0)
+    assert frozen[0].weight._version > version, "which does not show it"
 
 
 @pytest.mark.parametrize("by_data", [False, True])

@@ -239,10 +239,13 @@ def test_ddp_that_waits_in_its_backward_communicates(run, tmp_path):
 
 def test_ddp_that_reduces_in_every_backward_is_told_so(run, tmp_path):
     seen = run("ddp_accumulates")
-    ddp = json.loads((tmp_path / "facts-3.json").read_text())["ddp"]
+    told = json.loads((tmp_path / "facts-3.json").read_text())
+    ddp, reduced = told["ddp"], told["reduced"]
 
     assert (seen.steps, seen.microsteps) == (120, 360)
-    assert (ddp["modules"], ddp["reductions_per_step"]) == (1, 3)
+    assert (ddp["modules"], ddp["reductions_per_step"], ddp["of_all_ranks"]) == (1, 3, True)
+    assert (reduced["bytes"], reduced["steps_ratio"]) == (ddp["total_parameter_size_bytes"], 1.0)
+    assert "led_loops.py:" in reduced["line"]
 
 
 @pytest.mark.parametrize(("skips", "in_vain"), [("", True), ("1", False)])

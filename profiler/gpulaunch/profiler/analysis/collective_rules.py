@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import number, section, steps_by_closure
+from gpulaunch.profiler.analysis.facts import number, section, steps_by_closure, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.thresholds import (
     BUSY,
@@ -21,6 +21,8 @@ from gpulaunch.profiler.analysis.thresholds import (
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
+_EVERY_STEP: Final = 0.9
+"""Of the steps: the first ones may be others."""
 _GATHERS: Final = 2.2
 """All-gathers of parameters per reduction of FSDP that always reduces: 1, or up to 2 if it frees them after forward."""
 
@@ -56,12 +58,16 @@ def _small(rank: RankWindow) -> tuple[float, float, str]:
     """Seconds per step in a rank's small collectives, calls per step, and the line with most of the seconds.
 
     Without the first one of each step: in that a rank waits for those that are late, and would elsewhere. And without
-    those of a loop in which each needs the result of the last one.
+    those of a loop in which each needs the result of the last one, or that reduces gradients again.
     """
+    again = _reduced_again(rank)
     small = [
         site
         for site in rank.sites
-        if site.kind == "small_collective" and site.text and str(place_of(site.text)) not in rank.chained
+        if site.kind == "small_collective"
+        and site.text
+        and str(place_of(site.text)) not in rank.chained
+        and site.text != again
     ]
     longest = max(small, key=lambda site: site.gpu_ns, default=None)
     return (
@@ -69,6 +75,51 @@ def _small(rank: RankWindow) -> tuple[float, float, str]:
         sum(site.count for site in small) / max(1, rank.steps),
         "" if longest is None else longest.text,
     )
+
+
+def gradients_reduced_again(window: Window) -> Iterator[Loss]:
+    """The program reduces gradients that DistributedDataParallel has reduced."""
+    lines = {rank.rank: _reduced_again(rank) for rank in window.ranks}
+    waits = {rank.rank: _in_collectives_of(rank, line) for rank in window.ranks if (line := lines[rank.rank])}
+    for rank in window.ranks:
+        if rank.rank not in waits:
+            continue
+        lost_s = min(waits.values())  # the others also wait for it
+        size_bytes = number(section(rank.facts, "reduced"), "bytes") or 0.0
+        if lost_s >= LOST_MEASURED.value * rank.step_s:
+            yield Loss(
+                rank=rank.rank,
+                seconds_per_step=lost_s,
+                step_s=rank.step_s,
+                confidence=DERIVED,
+                evidence={
+                    "step_seconds": rank.step_s,
+                    "blocked_seconds_per_step": waits[rank.rank],
+                    "bytes_per_step": size_bytes,
+                },
+                advice=f"Remove this all_reduce of {size_bytes / 1e6:,.1f} MB in every step: when backward returns, "
+                "DistributedDataParallel has averaged the gradients of all its parameters, and they are the same on "
+                "all ranks.",
+                place=place_of(lines[rank.rank]),
+            )
+
+
+def _reduced_again(rank: RankWindow) -> str:
+    """The line that reduces in each step exactly as many bytes as the parameters of DistributedDataParallel have, which
+    reduces their gradients itself; empty: there is none."""
+    ddp, reduced = section(rank.facts, "ddp"), section(rank.facts, "reduced")
+    if number(ddp, "modules") != 1 or ddp.get("of_all_ranks") is not True or text(ddp, "comm_hook"):
+        return ""  # its hook is a function of the program that reduces for it
+    if not rank.pauses.ddp_comm_ns or (number(reduced, "steps_ratio") or 0.0) < _EVERY_STEP:
+        return ""  # under no_sync() it reduces nothing
+    size_bytes = number(ddp, "total_parameter_size_bytes")
+    return text(reduced, "line") if size_bytes and size_bytes == number(reduced, "bytes") else ""
+
+
+def _in_collectives_of(rank: RankWindow, line: str) -> float:
+    """Seconds per step in the collectives of a line."""
+    sites = (site for site in rank.sites if site.kind.endswith("collective") and site.text == line)
+    return rank.per_step_s(sum(site.blocked_ns for site in sites))
 
 
 def reduced_in_accumulation(window: Window) -> Iterator[Loss]:

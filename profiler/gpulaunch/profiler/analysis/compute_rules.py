@@ -51,20 +51,25 @@ def gradients_unused(window: Window) -> Iterator[Loss]:
     for rank in window.ranks:
         gradients = section(rank.facts, "gradients")
         share, unused = number(gradients, "unused_share") or 0.0, number(gradients, "unused_elements") or 0.0
+        elements, resting = number(gradients, "elements") or 0.0, number(gradients, "resting_elements") or 0.0
         backward_s = _backward_s(window, rank)
         if backward_s is None or not 0.0 < share <= 1.0:
             continue
+        # With a GPU, its phase is not the time that the optimizer takes there.
+        optimizer_s = 0.0 if rank.gpu is not None or not resting else rank.phase_s("optimizer")
+        optimizer_s *= resting / max(1.0, elements - unused + resting)
         yield from _lost(
             rank,
-            share * backward_s,
+            share * backward_s + optimizer_s,
             {
                 "backward_seconds_per_step": backward_s,
-                "parameters_in_graph": number(gradients, "elements") or 0.0,
+                "optimizer_seconds_per_step": optimizer_s,
+                "parameters_in_graph": elements,
                 "parameters_not_updated": unused,
             },
-            f"Parameters with {unused:,.0f} elements get gradients, but no optimizer has them, and they do not change: "
-            "a teacher, or a frozen part of the model. Call it under torch.no_grad(), or set requires_grad_(False) for "
-            "it. If it is to be trained, add its parameters to the optimizer.",
+            f"Parameters with {unused:,.0f} elements get gradients, but no optimizer has them (or only with lr=0), and "
+            "they do not change: a teacher, or a frozen part of the model. Call it under torch.no_grad(), or set "
+            "requires_grad_(False) for it. If it is to be trained, add its parameters to the optimizer.",
         )
 
 

@@ -152,9 +152,10 @@ EXAMPLES: Final = {
     "gradients-unused": Example(
         program="for x, y in loader:\n    soft = teacher(x)\n    distillation_loss(student(x), soft, y).backward()\n"
         "    optimizer.step()  # it has the student's parameters",
-        prints="Parameters with 598,280 elements get gradients, but no optimizer has them, and they do not change: a "
-        "teacher, or a frozen part of the model. Call it under torch.no_grad(), or set requires_grad_(False) for it. "
-        "If it is to be trained, add its parameters to the optimizer. To verify: gpulaunch trace --steps 5 --rank 0.",
+        prints="Parameters with 598,280 elements get gradients, but no optimizer has them (or only with lr=0), and "
+        "they do not change: a teacher, or a frozen part of the model. Call it under torch.no_grad(), or set "
+        "requires_grad_(False) for it. If it is to be trained, add its parameters to the optimizer. To verify: "
+        "gpulaunch trace --steps 5 --rank 0.",
         cure="    with torch.no_grad():\n        soft = teacher(x)",
     ),
     "targets-ignored": Example(
@@ -264,6 +265,17 @@ EXAMPLES: Final = {
         prints="Combine those that do not need each other's results: put the numbers into one tensor and reduce it "
         "once per step; for a log, every N steps. Each call waits for all ranks, however little it transfers.",
         cure="    values = torch.stack(list(metrics.values()))\n    dist.all_reduce(values)",
+    ),
+    "gradients-reduced-again": Example(
+        program="model = DistributedDataParallel(model)\n"
+        "for x, y in loader:\n"
+        "    criterion(model(x), y).backward()\n"
+        "    for parameter in model.parameters():\n"
+        "        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)\n"
+        "    optimizer.step()",
+        prints="Remove this all_reduce of 12.6 MB in every step: when backward returns, DistributedDataParallel has "
+        "averaged the gradients of all its parameters, and they are the same on all ranks.",
+        cure="    criterion(model(x), y).backward()\n    optimizer.step()",
     ),
     "fsdp-small-units": Example(
         program="for module in model.modules():\n"

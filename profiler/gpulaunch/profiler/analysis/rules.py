@@ -244,10 +244,11 @@ RULES: Final = (
         id="gradients-unused",
         judge=compute_rules.gradients_unused,
         problem="Backward computes gradients of parameters that nothing updates.",
-        evidence="The autograd graph, read a few times in a run: parameters that no optimizer has, with the same "
-        "version as seconds before.",
+        evidence="The autograd graph, read a few times in a run: parameters that no optimizer has, or only with a "
+        "learning rate of 0, unchanged since seconds before.",
         costs="Their part of backward, by the number of elements; half of it where backward must pass through "
-        "them to others. With a GPU, of two thirds of its busy time. An estimate.",
+        "them to others; and of the optimizer, if it has them. With a GPU, of two thirds of its busy time. An "
+        "estimate.",
         fix="`with torch.no_grad():` around the teacher or the frozen part, or `requires_grad_(False)` for "
         "its parameters; if it is to be trained, give them to the optimizer.",
         suppressed="No optimizer of torch has any parameter of the graph (DeepSpeed, Apex), or some are sharded "
@@ -434,6 +435,19 @@ RULES: Final = (
         "of the model does; they are `send` or `recv`; each needs what the last one of its loop has reduced, by "
         "the source (Sinkhorn's algorithm); or the optimizer is `LBFGS`, whose passes need each other.",
         limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
+    ),
+    Rule(
+        id="gradients-reduced-again",
+        judge=collective_rules.gradients_reduced_again,
+        problem="The program reduces gradients that DistributedDataParallel has reduced.",
+        evidence="The line that calls `all_reduce`, and how many bytes in each step: exactly as many as the parameters "
+        "of DistributedDataParallel have, which has logged that it communicates.",
+        costs="The time in the calls of that line on the rank that waits least.",
+        fix="Remove it: after `backward`, the gradients of all ranks are the same mean. Without "
+        "DistributedDataParallel, or under `model.no_sync()`, it is needed.",
+        suppressed="There are several modules of DistributedDataParallel, or one over a part of the ranks, or with a "
+        "communication hook; the call names a group; or DistributedDataParallel has communicated nothing.",
+        limits=(thresholds.LOST_MEASURED,),
     ),
     Rule(
         id="fsdp-small-units",

@@ -28,9 +28,9 @@ from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
-from gpulaunch.profiler.probe.gradients import FLAT, parameters_of_optimizers
+from gpulaunch.profiler.probe.gradients import FLAT, groups_of_optimizers
 from gpulaunch.profiler.probe.recorder import Recorder
-from gpulaunch.profiler.probe.sites import Sites, asked_for, caller
+from gpulaunch.profiler.probe.sites import Sites, asked_for, caller, place_of
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
 from gpulaunch.profiler.probe.training_thread import OFF
@@ -46,6 +46,8 @@ _SMALL_BESIDE_BYTES: Final = 1 << 16
 """The same where one line also has smaller ones, as in a loop over parameters: 64 KiB take 1.1 to 1.5 times as long as
 256 bytes, and 256 KiB 1.6 times (gloo, 2 ranks, torch 2.13). On lines of their own such may be activations."""
 _LARGE: Final = 1 << 62
+_WITH_GROUP: Final = 3
+"""Arguments of all_reduce: tensor, op, group."""
 
 COLLECTIVES: Final = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
@@ -60,7 +62,7 @@ _FSDP: Final = "torch.distributed.fsdp."
 _FUNCTION: Final = "torch.autograd.function"
 _BETWEEN_TWO: Final = tuple(words_of_call(kind)[2] for kind in ("recv", "send"))
 """Calls that answer each other: they cannot be combined."""
-_GATHER, _SCATTER = (words_of_call(kind)[2] for kind in ("all_gather", "reduce_scatter"))
+_GATHER, _SCATTER, _REDUCE = (words_of_call(kind)[2] for kind in ("all_gather", "reduce_scatter", "all_reduce"))
 
 
 def install(probe: Probe, torch: Any, undo: Undo) -> None:
@@ -136,8 +138,9 @@ class Calls:
         self._sites = Sites(probe.writer)
         self._small_at = -1  # optimizers' steps before the last small one
         self._fsdp = _Fsdp()
+        self._reduced = _Reduced()
 
-    def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool) -> None:
+    def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, of_all: bool = True) -> None:
         """A call has ended.
 
         Args:
@@ -145,6 +148,7 @@ class Calls:
             call: the value of CALL to publish.
             args: its arguments; the first tensor of the first two has its size.
             is_small: it transfers little, whatever they are.
+            of_all: among all ranks, and not those of a group.
         """
         probe = self._probe
         blocked_ns = probe.nested_end(COMM, began)
@@ -173,7 +177,10 @@ class Calls:
                 is_small = False
             elif not is_small:
                 beside = self._sites.has(_SMALL_COLLECTIVE, line)
-                is_small = self._size_bytes(args) <= (_SMALL_BESIDE_BYTES if beside else _SMALL_BYTES)
+                size_bytes = self._size_bytes(args)
+                is_small = size_bytes <= (_SMALL_BESIDE_BYTES if beside else _SMALL_BYTES)
+                if call == _REDUCE and of_all and line is not None and size_bytes < _LARGE:
+                    self._reduced.called(line, size_bytes, step=probe.machine.optimized)
             kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
             # The first one of a step waits for the ranks that are late, the others take as long as they take.
             steps = probe.machine.optimized
@@ -185,10 +192,13 @@ class Calls:
             probe.fail(error)
 
     def look(self) -> None:
-        """Publish what FSDP has called: in accumulation steps it need not reduce gradients."""
+        """Publish what FSDP has called: in accumulation steps it need not reduce gradients. And what the program has
+        reduced itself: DistributedDataParallel may have done so."""
         machine = self._probe.machine
         if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized)):
             facts.set_fact("fsdp", told)
+        if machine.optimized and (told := self._reduced.most(machine.optimized)):
+            facts.set_fact("reduced", told)
 
     def _size_bytes(self, args: tuple[Any, ...]) -> int:
         """Of the first tensor of the first two arguments; very large if it has no size, as a sparse one."""
@@ -246,7 +256,7 @@ class _Fsdp:
         """What is told of so many backward passes and steps of the optimizer; rounded, so that it seldom changes."""
         if not self._scatters:
             return {}
-        groups = [of_group for _, of_group in parameters_of_optimizers()]
+        groups = [of_group["params"] for _, of_group in groups_of_optimizers()]
         # FSDP1 makes one of all parameters of a unit: then it is not known how many it has.
         is_flat = any(type(each).__name__ == FLAT for of_group in groups for each in of_group[:1])
         parameters = 0 if is_flat else sum(map(len, groups))
@@ -259,6 +269,50 @@ class _Fsdp:
             "bytes_per_gather": float(f"{self._gathered_bytes / max(1, self._gathers):.1e}"),
             "following_seconds_per_step": float(f"{self._following_ns / 1e9 / optimized:.1e}"),
         }
+
+
+class _Reduced:
+    """What a line of the program has all ranks add up in each step: the one that has most."""
+
+    _LINES: Final = 64
+    """No more are known."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, int], _ReducedAt] = {}
+
+    def called(self, frame: FrameType, size_bytes: int, *, step: int) -> None:
+        """A line has reduced a tensor of such a size, after so many steps of the optimizer."""
+        key = (id(frame.f_code), frame.f_lasti)
+        line = self._lines.get(key)
+        if line is None:
+            if len(self._lines) >= self._LINES:
+                return
+            line = self._lines[key] = _ReducedAt(frame)
+        if line.step != step:
+            line.step, line.last_bytes, line.bytes = step, line.bytes, 0
+            line.steps += 1
+        line.bytes += size_bytes
+
+    def most(self, optimized: int) -> dict[str, Any]:
+        """What is told after so many steps of the optimizer: the bytes of a step, the share of the steps, the line."""
+        line = max(self._lines.values(), key=lambda each: each.steps * each.last_bytes, default=None)
+        if line is None or not line.last_bytes:
+            return {}
+        return {"bytes": line.last_bytes, "steps_ratio": round(line.steps / optimized, 1), "line": line.place}
+
+
+class _ReducedAt:
+    """A line that reduces."""
+
+    __slots__ = ("bytes", "code", "last_bytes", "place", "step", "steps")
+
+    def __init__(self, frame: FrameType) -> None:
+        self.code = frame.f_code  # kept, so its id stays unique
+        self.place = place_of(frame)
+        self.step = -1  # the last one in which it has
+        self.steps = 0
+        self.bytes = 0  # in that step so far
+        self.last_bytes = 0  # in the one before
 
 
 def tap_collective(
@@ -282,7 +336,8 @@ def tap_collective(
             return original(*args, **kwargs)
         finally:
             if began is not None:
-                calls.ended(began, returned, args, is_small)
+                of_all = len(args) < _WITH_GROUP and kwargs.get("group") is None
+                calls.ended(began, returned, args, is_small, of_all)
 
     return tapped
 

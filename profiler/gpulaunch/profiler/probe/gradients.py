@@ -1,10 +1,10 @@
 """Finds gradients that nothing uses, in the graphs of backward passes that `graph` reads a few times in a run.
 
-Three kinds. A parameter gets a gradient, but no optimizer has it, and its value does not change: it belongs to a
-teacher or to a frozen part of a model, and backward went through it in vain. Or an optimizer has it, but the gradient
-is cleared before that steps: the pass of a discriminator goes on through the generator whose output it has got. And the
-gradient of an embedding is as large as its weight, though nearly all of its rows are zero, because the batch has looked
-up only a few: the optimizer still updates every row.
+Three kinds. A parameter gets a gradient, but no optimizer has it, or only with a learning rate of 0, and its value does
+not change: it belongs to a teacher or to a frozen part of a model, and backward went through it in vain. Or an
+optimizer has it, but the gradient is cleared before that steps: the pass of a discriminator goes on through the
+generator whose output it has got. And the gradient of an embedding is as large as its weight, though nearly all of its
+rows are zero, because the batch has looked up only a few: the optimizer still updates every row.
 
 Whether backward went through the operation of such a parameter in vain follows from the graph: it did if below the
 operation there is nothing that is to be updated; otherwise only one of its two products was in vain, as the gradient of
@@ -15,6 +15,7 @@ The fact "gradients" has the means of the passes that were read together:
 
     elements             of all parameters in the graph
     unused_elements      of those that nothing updates
+    resting_elements     of those again that an optimizer has, with a learning rate of 0
     unused_share         of backward, that was in vain
     untouched_elements   of embeddings: in rows that no sample of the batch has looked up
     cleared_share        of backward, whose gradients were cleared before their optimizer stepped
@@ -34,7 +35,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice
 from math import prod
 from typing import Any, Final
 
@@ -55,6 +55,8 @@ _MOST_NODES: Final = 1024
 _FEWEST_OF_MODEL: Final = 3
 """Parameters that lead to one node. Fewer are one layer, whose weight may be normalised before it is used: a spectral
 norm has one, a weight norm two."""
+_AT_REST: Final = -1
+"""Instead of the version of a parameter whose learning rate is 0."""
 _SOME: Final = 8
 """Values of a parameter that are compared with those some seconds before."""
 EMBEDDING: Final = "EmbeddingBackward0"
@@ -89,7 +91,7 @@ class GradientUse:
 
     def __init__(self, torch: Any) -> None:
         self._parameter: type[Any] = torch.nn.Parameter
-        self._passes: list[tuple[int, int, float, float]] = []
+        self._passes: list[tuple[int, int, int, float, float]] = []
         self._scores: list[tuple[int, int, bool, float]] = []
         self._computed = 0.0  # the elements of the operations of all passes
         self._of_optimizers: list[_OfOptimizer] = []
@@ -108,16 +110,16 @@ class GradientUse:
     def add(self, graph: Graph) -> None:
         """Read a graph, the whole of it."""
         self.settle()
-        updated = _updated_by_optimizers()
+        updated, at_rest = _updated_by_optimizers()
         leaves = {node: each for node, below in graph.items() if not below and (each := _variable(node)) is not None}
-        if updated is None or not any(id(each) in updated for each in leaves.values()):
+        if not any(id(each) in updated for each in leaves.values()):
             return
         if any(type(each).__name__ in SHARDED for each in leaves.values()):
             return
-        unused = {node for node, each in leaves.items() if id(each) not in updated and self._is_unused(each)}
+        unused = {node for node, each in leaves.items() if id(each) not in updated and self._is_unused(each, at_rest)}
         above = nodes_above(graph)
         needed = _reaching((node for node in leaves if node not in unused), above)
-        elements = unused_elements = 0
+        elements = unused_elements = resting = 0
         in_vain = untouched = 0.0
         sizes: dict[Any, int] = {}  # products of what backward computes with: an embedding only looks up
         for node, variable in leaves.items():
@@ -125,6 +127,7 @@ class GradientUse:
                 continue  # an input that wants its gradient
             count = int(variable.numel())
             elements += count
+            resting += count if node in unused and id(variable) in at_rest else 0
             operations = _operations(node, graph, above)
             if all(name_of(each) == EMBEDDING for each in operations):
                 untouched += count * _untouched_share(operations) if node not in unused else 0.0
@@ -139,7 +142,7 @@ class GradientUse:
             share = scores.products / (scores.products + rest)
             self._scores.append((scores.rows, scores.loss_rows, scores.ignores, share))
         computed = sum(sizes.values())
-        self._passes.append((elements, unused_elements, in_vain / computed if computed else 0.0, untouched))
+        self._passes.append((elements, unused_elements, resting, in_vain / computed if computed else 0.0, untouched))
         self._computed += computed
         of_owners: dict[frozenset[int], set[Any]] = {}
         for node, each in leaves.items():
@@ -167,7 +170,9 @@ class GradientUse:
         """What the passes since `begin` have in common; None if nothing is known."""
         if not self._passes:
             return None
-        elements, unused, share, untouched = (sum(each) / len(self._passes) for each in zip(*self._passes, strict=True))
+        elements, unused, resting, share, untouched = (
+            sum(each) / len(self._passes) for each in zip(*self._passes, strict=True)
+        )
         # One pass says nothing of those that belong to it in a step.
         cleared = [each for each in self._of_optimizers if each.is_cleared and len(self._passes) > 1]
         scores = self._scores if len(self._scores) == len(self._passes) else [(0, 0, False, 0.0)]
@@ -175,6 +180,7 @@ class GradientUse:
         return {
             "elements": round(elements),
             "unused_elements": round(unused),
+            "resting_elements": round(resting),
             "unused_share": round(share, 3),
             "untouched_elements": round(untouched),
             "cleared_share": round(sum(each.elements for each in cleared) / (self._computed or 1.0), 3),
@@ -192,11 +198,13 @@ class GradientUse:
         of_one = _OfOptimizer(owner=owner, parameter=weakref.ref(parameter), elements=elements, at=at)
         self._of_optimizers.append(of_one)
 
-    def _is_unused(self, variable: Any) -> bool:
-        """Whether a parameter that no optimizer has is unchanged since the row before."""
+    def _is_unused(self, variable: Any, at_rest: Set[int]) -> bool:
+        """Whether a parameter that no optimizer updates is unchanged, and was none, since the row before."""
         if not isinstance(variable, self._parameter):
             return False
-        known = self._known[id(variable)] = int(variable._version), some_bytes(variable)
+        # To add zero makes another version.
+        version = _AT_REST if id(variable) in at_rest else int(variable._version)
+        known = self._known[id(variable)] = version, some_bytes(variable)
         return self._known_before.get(id(variable)) == known
 
 
@@ -211,25 +219,34 @@ def some_bytes(parameter: Any) -> bytes:
     return b"".join(memory[start : start + size] for start in starts)
 
 
-def parameters_of_optimizers() -> Iterator[tuple[Any, Sequence[Any]]]:
+def groups_of_optimizers() -> Iterator[tuple[Any, Mapping[str, Any]]]:
     """Each group of parameters of the living optimizers, with its optimizer; one that is half made has none."""
     for optimizer in list(optimizers):
         for group in getattr(optimizer, "param_groups", ()):
-            yield optimizer, group["params"]
+            yield optimizer, group
 
 
-def _updated_by_optimizers() -> dict[int, frozenset[int]] | None:
-    """The `id` of each parameter of the living optimizers, with those of its optimizers; None if they have others than
-    the graph, or too many."""
+def _updated_by_optimizers() -> tuple[Mapping[int, frozenset[int]], Set[int]]:
+    """The `id` of each parameter of the living optimizers, with those of its optimizers; and of those that they have
+    only with a learning rate of 0. None of them if they have others than the graph, or too many."""
     found: dict[int, frozenset[int]] = {}
-    owned = ((frozenset((id(optimizer),)), parameters) for optimizer, parameters in parameters_of_optimizers())
-    each_owned = ((owner, parameter) for owner, parameters in owned for parameter in parameters)
-    for owner, parameter in islice(each_owned, _MOST_PARAMETERS):
-        if type(parameter).__name__ in SHARDED:
-            return None
-        others = found.get(id(parameter))
-        found[id(parameter)] = owner if others is None else others | owner
-    return found if len(found) < _MOST_PARAMETERS else None
+    at_rest: set[int] = set()
+    owned = ((optimizer, group, each) for optimizer, group in groups_of_optimizers() for each in group["params"])
+    for number, (optimizer, group, parameter) in enumerate(owned):
+        if type(parameter).__name__ in SHARDED or number >= _MOST_PARAMETERS:
+            return {}, set()
+        if _is_at_rest(optimizer, group):
+            at_rest.add(id(parameter))
+        else:
+            found[id(parameter)] = found.get(id(parameter), frozenset()) | {id(optimizer)}
+    return found, at_rest
+
+
+def _is_at_rest(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Whether a group's learning rate is 0, which for an optimizer of torch means that nothing changes. A tensor may be
+    on a GPU, which would have to be waited for."""
+    rate = group.get("lr")
+    return isinstance(rate, int | float) and rate == 0 and type(optimizer).__module__.startswith("torch.optim")
 
 
 def _settle(noted: _OfOptimizer) -> None:

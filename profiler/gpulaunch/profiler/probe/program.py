@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.probe import facts
-from gpulaunch.profiler.probe.gradients import SHARDED, optimizers, parameters_of_optimizers
+from gpulaunch.profiler.probe.gradients import SHARDED, groups_of_optimizers, optimizers
 from gpulaunch.profiler.probe.loaders import tap_init
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
@@ -140,7 +140,7 @@ class Program:
         sharded = False
         # No `__torch_function__` must observe this; that of a parameter of a lazy module would raise.
         with self._torch._C.DisableTorchFunction():
-            owned = ((optimizer, each) for optimizer, parameters in parameters_of_optimizers() for each in parameters)
+            owned = ((optimizer, each) for optimizer, group in groups_of_optimizers() for each in group["params"])
             for optimizer, parameter in islice(owned, _LOOK_AT):
                 elements = int(parameter.numel())
                 dtypes[str(parameter.dtype).removeprefix("torch.")] += elements
