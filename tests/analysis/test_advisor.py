@@ -298,7 +298,7 @@ def test_a_line_is_told_at_once_and_with_the_samples_of_the_whole_run() -> None:
 
     (first,) = advisor.add_window(sampled(28))
     assert first.rule == "hot-line"
-    (last,) = advisor.add_last(sampled(36))
+    (last,) = advisor.conclude(sampled(36), None)
     assert last.seconds_per_step == pytest.approx(first.seconds_per_step * 36 / 28)
 
 
@@ -308,8 +308,21 @@ def test_what_is_left_of_a_run_is_no_window_for_other_rules() -> None:
     for _ in range(2):
         found = advisor.add_window(fault)
 
-    assert advisor.add_last(window()) == found
-    assert Advisor().add_last(fault) == ()
+    assert advisor.conclude(window(), None) == found
+    assert Advisor().conclude(fault, None) == ()
+
+
+def test_at_its_end_a_run_is_judged_as_a_whole_by_what_the_last_window_had() -> None:
+    """Not by what it had before, such as a first epoch with cold caches."""
+    fault = CASES["dataloader-lists"].fault
+    earlier, later = Advisor(), Advisor()
+    for advisor, windows in ((earlier, (fault, window())), (later, (window(), fault))):
+        for each in windows:
+            assert advisor.add_window(each) == ()
+
+    (found,) = later.conclude(None, fault)
+    assert (found.rule, found.confidence) == ("dataloader-lists", 0.4)
+    assert earlier.conclude(None, fault) == later.conclude(None, window()) == ()
 
 
 @given(windows)

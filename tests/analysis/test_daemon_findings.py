@@ -97,6 +97,18 @@ def test_the_end_changes_nothing_of_a_run_that_has_been_judged(tmp_path: Path) -
     assert findings.conclude() == standing
 
 
+@pytest.mark.parametrize(("gc_ms", "rules"), [(200.0, ["gc-pauses"]), (40.0, [])], ids=["clear", "not clear"])
+def test_what_only_the_last_window_has_is_told_if_it_is_clear(tmp_path: Path, gc_ms: float, rules: list[str]) -> None:
+    """In all of a run of two windows, which has no third one that could have it, too."""
+    findings, node = Findings(root=tmp_path), Node()
+    for second in range(15):
+        node.ranks[0].gc += 10
+        standing = findings.look(node.train(1.0, gc=gc_ms if second > 6 else 0.5).state)
+
+    assert (findings.judged, standing) == (True, ())
+    assert [each.rule for each in findings.conclude()] == rules
+
+
 def test_where_a_rank_may_run_is_asked_where_it_matters_and_now_and_then(tmp_path: Path) -> None:
     """On a machine with one node, or without a GPU, it does not; and a rank may bind itself after it has started."""
     status = tmp_path / "proc/100/status"

@@ -96,13 +96,20 @@ class Advisor:
                 del self._standing[key]
         return self._told()
 
-    def add_last(self, window: Window) -> tuple[Finding, ...]:
-        """Take what is left of a run after its last whole window; return the findings that are current at its end.
+    def conclude(self, rest: Window | None, whole: Window | None) -> tuple[Finding, ...]:
+        """Return the findings that are current at the end of a run.
 
-        Only rules that judge all samples so far: for others it is too short, or the end of the program.
+        Args:
+            rest: the steps after the last window. Only rules that judge all samples so far take it: for others it is
+                too short, or the end of the program.
+            whole: all steps after the warm-up, of a long run the last minutes. What the last window had, but not the
+                one before it, is told if it is clear in this.
         """
-        self._add(found for found in advise(window, self._fail) if found.rule in _AT_ONCE)
-        return self._told()
+        if rest is not None:
+            self._add(found for found in advise(rest, self._fail) if found.rule in _AT_ONCE)
+        clear = () if whole is None else self.judge_once(whole)
+        of_last = {key for key, standing in self._standing.items() if not standing.appears}
+        return self._told(*(found for found in clear if _identity(found) in of_last))
 
     def _add(self, findings: Iterable[Finding]) -> Set[tuple[str, str, int, str]]:
         """Add those of one window; return what identifies each."""
@@ -114,8 +121,9 @@ class Advisor:
             standing.missed = 0
         return found.keys()
 
-    def _told(self) -> tuple[Finding, ...]:
-        return _in_order(with_one_owner([each.as_told() for each in self._standing.values() if each.appears]))
+    def _told(self, *others: Finding) -> tuple[Finding, ...]:
+        standing = [each.as_told() for each in self._standing.values() if each.appears]
+        return _in_order(with_one_owner([*standing, *others]))
 
     def judge_once(self, window: Window) -> tuple[Finding, ...]:
         """Return the findings of a run that was too short for two windows: the clear ones, with a low confidence."""

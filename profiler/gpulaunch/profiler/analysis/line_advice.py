@@ -66,6 +66,10 @@ _CURES: Final = (
         "Send it from another thread: the training thread waits for the answer.",
     ),
     (
+        r"(?:.*\.)?(?:validat\w+|evaluat\w+|eval_\w+)",
+        "Validate every N epochs, or on a part of the data, and with several ranks each on its own part.",
+    ),
+    (
         r"(?:sklearn\.metrics|torchmetrics|evaluate|nltk|rouge_score|sacrebleu)\b.*",
         "Keep the predictions, and compute the metric every N steps or in the validation.",
     ),

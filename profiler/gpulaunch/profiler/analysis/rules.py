@@ -716,7 +716,8 @@ def markdown() -> str:
             f"A run that ends before that is judged once, if it has {thresholds.WINDOW_STEPS} and "
             f"{thresholds.SHORT_RUN_S} after the warm-up:"
         ),
-        f"losses of {thresholds.SHORT_RUN_LOST} of the step and more are reported, with a confidence of 0.4 at most.",
+        f"losses of {thresholds.SHORT_RUN_LOST} of the step and more are reported, with a confidence of 0.4 at most;",
+        "and so is of a longer run what only its last window had.",
         "First in the order is memory that is full within an hour; then the largest loss.",
         "A finding without seconds costs no time, or none yet. If the seconds are a bound, or the cause of a late rank",
         "is unknown, the advice ends with the `gpulaunch trace` command that shows more.",

@@ -80,13 +80,13 @@ class Findings:
         return self._standing
 
     def conclude(self) -> tuple[Finding, ...]:
-        """Return the findings at the end of the run: with all its stack samples, and of one that was too short for two
-        windows as a whole."""
+        """Return the findings at the end of the run: with all its stack samples; of one that was too short for two
+        windows as a whole; and what only the last of several windows had, if it is clear in the whole."""
+        whole = self._history.short_run()
         if self.judged:
-            if (window := self._history.last_window()) is not None:
-                self._standing = self._advisor.add_last(window)
-        elif (window := self._history.short_run()) is not None:
-            self._standing = self._advisor.judge_once(window)
+            self._standing = self._advisor.conclude(self._history.last_window(), whole)
+        elif whole is not None:
+            self._standing = self._advisor.judge_once(whole)
         return self._standing
 
     @property
