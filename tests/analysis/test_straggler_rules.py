@@ -51,6 +51,30 @@ def cause_of(*ranks: RankWindow, **changes: Any) -> str:
     return str(cause)
 
 
+@pytest.mark.parametrize(
+    ("own", "of_other", "line"),
+    [
+        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 30}, 65),
+        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 30, "teach.py:65": 1}, None),
+        ({"teach.py:65": 5, "train.py:88": 5}, {"train.py:88": 5}, None),
+        ({"teach.py:65": 7, "train.py:88": 70}, {"train.py:88": 30}, None),
+        ({}, {}, None),
+    ],
+    ids=["its own", "also the other's", "few samples", "not why", "no samples"],
+)
+def test_the_line_that_only_a_late_rank_runs_is_named(
+    own: dict[str, int], of_other: dict[str, int], line: int | None
+) -> None:
+    """As where one rank computes for all."""
+    at_work = late("forward", gpu=None, around_model=own)
+
+    (found,) = straggler(window(waits(gpu=None, around_model=of_other), at_work, gpus=()))
+
+    assert (found.place.line, "Only it runs this line" in found.advice) == (line, line is not None)
+    (found,) = straggler(window(waits(around_model=of_other), replace(at_work, gpu=rank().gpu)))
+    assert found.place.line is None, "there it may be where it waits for its GPU"
+
+
 def test_ranks_that_work_in_turns_have_parts_of_one_model() -> None:
     """Each waits for what the other computes; with a batch of its own, each would compute more."""
     nothing = dict.fromkeys(HEALTHY_MS, 0.0)

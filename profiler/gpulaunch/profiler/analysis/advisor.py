@@ -20,8 +20,8 @@ _RECENT: Final = 5
 
 _AT_ONCE: Final = frozenset({"hot-line", "logging-stall", "small-operations-loop", "gil-contention"})
 """Rules that judge all samples so far, and wait themselves until there are enough: a second window adds little."""
-_AT_THE_SLOWEST_LINE: Final = frozenset({"dataloader-slow-transform", "dataloader-lock"})
-"""Rules with one loss per loader, at the line that holds most of its fetches so far: with more samples, another one."""
+_AT_THE_SLOWEST_LINE: Final = frozenset({"dataloader-slow-transform", "dataloader-lock", "straggler"})
+"""Rules with one loss per loader, or rank, at the line that holds most of it so far: with more samples, another one."""
 _NOT_ONCE: Final = frozenset({"recompiles"})
 """Rules for which what happens once is normal."""
 

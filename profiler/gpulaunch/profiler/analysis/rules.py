@@ -373,7 +373,8 @@ RULES: Final = (
         "waits less at synchronization points.",
         costs="Its excess over the median rank; also a slower backward, if the exposed part of DDP's communication is "
         "known and it is much slower, or forward is as much; less what the others compute more if all share it alike. "
-        "The cause is in the evidence: input, copies, compute, throttle, CPU contention, garbage collection, or other.",
+        "The cause is in the evidence: input, copies, compute, throttle, CPU contention, garbage collection, or other. "
+        "Of compute, the line that only this rank was sampled in, if that takes half of its excess.",
         fix="Depends on the cause.",
         suppressed="The other ranks do not wait for it; or a line that only this rank has takes most of its excess: "
         "that line is then the finding; or it is late because of its data wait, and they wait for their batches "
@@ -384,6 +385,7 @@ RULES: Final = (
         limits=(
             *(thresholds.LOST, thresholds.STRAGGLES_S, thresholds.SUPPLY_DIFFERS),
             *(thresholds.THROTTLED, thresholds.SLOW_WINDOW_STEPS, thresholds.IN_TURNS),
+            thresholds.SAMPLES_OF_ONE_RANK,
         ),
     ),
     Rule(

@@ -17,13 +17,14 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.dispatch_rules import dispatch_of, fetches
 from gpulaunch.profiler.analysis.facts import number, section, text
-from gpulaunch.profiler.analysis.finding import DERIVED, Loss
+from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
 from gpulaunch.profiler.analysis.loader_model import LoaderModel
 from gpulaunch.profiler.analysis.machine_rules import throttled_share
 from gpulaunch.profiler.analysis.stats import median_high, median_low
 from gpulaunch.profiler.analysis.thresholds import (
     IN_TURNS,
     LOST,
+    SAMPLES_OF_ONE_RANK,
     SLOW_WINDOW_STEPS,
     STRAGGLES_S,
     SUPPLY_DIFFERS,
@@ -50,6 +51,7 @@ _ADVICE: Final = {
     "other": "Check what only this rank does between steps (logging, saving, printing).",
 }
 
+_ONLY_IT: Final = "Only it runs this line: give each rank its own part of that, or do it every N steps."
 _SHARDED_UPDATE: Final = "ZeroRedundancyOptimizer"
 """Each rank updates whole parameters, and one may have a large one."""
 _IF_ALIKE: Final = " If they are the same, its GPU is slower: compare clocks and temperatures, or replace it."
@@ -172,6 +174,10 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             excess_s = _above_mean(window, rank, lambda each: clock.own_s(each) + clock.phase_s(each, "backward"))
             if rank.gpu is None and excess_s < least_s:
                 continue  # one of two cores may be slower by a tenth for a minute
+        line = _line_of_its_own(window, rank, excess_s) if cause == "compute" else ""
+        advice = (
+            _ONLY_IT if line else f"{_ADVICE[cause]}{_IF_ALIKE if cause == 'compute' and rank.gpu is not None else ''}"
+        )
         yield Loss(
             rank=rank.rank,
             seconds_per_step=excess_s,
@@ -184,10 +190,25 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
                 "runqueue_excess_seconds_per_step": queued_s,
                 **_reduced(window, rank),
             },
-            advice=f"Rank {rank.rank} is late at every step, and the other ranks wait for it; cause: {cause}. "
-            f"{_ADVICE[cause]}{_IF_ALIKE if cause == 'compute' and rank.gpu is not None else ''}",
+            advice=f"Rank {rank.rank} is late at every step, and the other ranks wait for it; cause: {cause}. {advice}",
             subject=f"rank {rank.rank}",
+            place=place_of(line),
         )
+
+
+def _line_of_its_own(window: Window, rank: RankWindow, excess_s: float) -> str:
+    """The line that only this rank was sampled in, and that takes most of its excess; empty: there is none. With a GPU
+    it may be where this rank waits for that."""
+    if rank.gpu is not None:
+        return ""
+    others = {line for each in window.ranks if each is not rank for line in each.around_model}
+    own = {line: count for line, count in rank.around_model.items() if line not in others}
+    line = max(own, key=own.__getitem__, default="")
+    if own.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
+        return ""
+    around_s = rank.phase_s("forward") + rank.phase_s("other")
+    line_s = own[line] / sum(rank.around_model.values()) * around_s
+    return line if line_s >= 0.5 * excess_s else ""
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:

@@ -283,6 +283,11 @@ class Tally:
         return dict(self._losses)
 
     @property
+    def around_model(self) -> Mapping[RankLine, int]:
+        """Those between the batch and backward, and between two steps, by rank and the program's innermost line."""
+        return dict(self._scored)
+
+    @property
     def scored(self) -> Mapping[RankLine, int]:
         """Those that are in one of these lines themselves."""
         return {line: self._scored[line] for line in self._losses}

@@ -63,6 +63,8 @@ class Snapshot:
     """Those of them that wait for another thread or process by themselves, as in `queue.get`, by rank."""
     backward: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Stack samples in the phase backward, by rank and the program's line."""
+    around_model: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Those between the batch and backward, and between two steps, by rank and the program's line."""
     losses: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Stack samples of a cross-entropy, by rank and the program's line that gives its scores."""
     scored: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
@@ -172,6 +174,8 @@ class RankWindow:
     """Those that wait for another thread or process by themselves."""
     backward: Mapping[str, int] = field(default_factory=dict[str, int])
     """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
+    around_model: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Those between the batch and backward, and between two steps; they only name a line, too."""
     scores_line: str = ""
     """The program's line that gives the scores of most cross-entropies; empty: none was sampled, or a library's."""
     scores_share: float = 0.0

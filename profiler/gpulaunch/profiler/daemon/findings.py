@@ -67,6 +67,7 @@ class Findings:
                 backward=tally.backward,
                 losses=tally.losses,
                 scored=tally.scored,
+                around_model=tally.around_model,
                 fetches=tally.fetches,
                 locked=tally.locked,
                 fetching=tally.fetching,

@@ -46,6 +46,8 @@ _SMALL_BESIDE_BYTES: Final = 1 << 16
 """The same where one line also has smaller ones, as in a loop over parameters: 64 KiB take 1.1 to 1.5 times as long as
 256 bytes, and 256 KiB 1.6 times (gloo, 2 ranks, torch 2.13). On lines of their own such may be activations."""
 _LARGE: Final = 1 << 62
+_REDUCING: Final = 64
+"""Lines of the program that reduce, at most."""
 _WITH_GROUP: Final = 3
 """Arguments of all_reduce: tensor, op, group."""
 
@@ -140,7 +142,7 @@ class Calls:
         self._fsdp = _Fsdp()
         self._reduced = _Reduced()
 
-    def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, of_all: bool = True) -> None:
+    def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, of_all: bool) -> None:
         """A call has ended.
 
         Args:
@@ -274,9 +276,6 @@ class _Fsdp:
 class _Reduced:
     """What a line of the program has all ranks add up in each step: the one that has most."""
 
-    _LINES: Final = 64
-    """No more are known."""
-
     def __init__(self) -> None:
         self._lines: dict[tuple[int, int], _ReducedAt] = {}
 
@@ -285,7 +284,7 @@ class _Reduced:
         key = (id(frame.f_code), frame.f_lasti)
         line = self._lines.get(key)
         if line is None:
-            if len(self._lines) >= self._LINES:
+            if len(self._lines) >= _REDUCING:
                 return
             line = self._lines[key] = _ReducedAt(frame)
         if line.step != step:
