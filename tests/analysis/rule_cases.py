@@ -348,13 +348,6 @@ CASES: dict[str, Case] = {
         repaired=window(rank(gpu=None, facts=facts(device=None, gradients=gradients()))),
         saves_ms=0.6 * HEALTHY_MS["backward"],
     ),
-    "gradients-zero": Case(
-        fault=window(
-            rank(gpu=None, facts=facts(device=None, zero_gradients={"elements": 405_248, "share": 0.4})),
-        ),
-        repaired=window(rank(gpu=None, facts=facts(device=None, zero_gradients=None))),
-        saves_ms=0.4 * (HEALTHY_MS["forward"] + HEALTHY_MS["backward"]),
-    ),
     "targets-ignored": Case(
         fault=window(
             rank(

@@ -73,22 +73,6 @@ def gradients_unused(window: Window) -> Iterator[Loss]:
         )
 
 
-def gradients_zero(window: Window) -> Iterator[Loss]:
-    """A part of the model has no effect on the loss: all of its gradients are zero."""
-    for rank in window.ranks:
-        zero = section(rank.facts, "zero_gradients")
-        share, elements, model_s = number(zero, "share") or 0.0, number(zero, "elements") or 0.0, _model_s(window, rank)
-        if model_s is None or not 0.0 < share <= 1.0:
-            continue
-        yield from _lost(
-            rank,
-            share * model_s,
-            {"model_seconds_per_step": model_s, "zero_ratio": share, "parameters_without_effect": elements},
-            f"All gradients of parameters with {elements:,.0f} elements are zero: what is computed with them has no "
-            "effect on the loss, as a term with the weight 0 has none. Compute that only while its weight is not 0.",
-        )
-
-
 def gradients_cleared(window: Window) -> Iterator[Loss]:
     """Backward goes through a model whose gradients are cleared before its optimizer steps."""
     for rank in window.ranks:

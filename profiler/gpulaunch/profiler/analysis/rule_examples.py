@@ -158,18 +158,6 @@ EXAMPLES: Final = {
         "gpulaunch trace --steps 5 --rank 0.",
         cure="    with torch.no_grad():\n        soft = teacher(x)",
     ),
-    "gradients-zero": Example(
-        program="for step, (x, y) in enumerate(loader):\n"
-        "    hidden = encoder(x)\n"
-        "    weight = max(0.0, 1 - step / 1000)\n"
-        "    loss = criterion(head(hidden), y) + weight * mse_loss(decoder(hidden), x)\n"
-        "    loss.backward()",
-        prints="All gradients of parameters with 405,248 elements are zero: what is computed with them has no effect "
-        "on the loss, as a term with the weight 0 has none. Compute that only while its weight is not 0. To verify: "
-        "gpulaunch trace --steps 5 --rank 0.",
-        cure="    loss = criterion(head(hidden), y)\n"
-        "    if weight > 0:\n        loss = loss + weight * mse_loss(decoder(hidden), x)",
-    ),
     "targets-ignored": Example(
         program="for ids, targets in loader:  # targets are -100 where no word was masked\n"
         "    scores = head(encoder(ids))\n"

@@ -256,19 +256,6 @@ RULES: Final = (
         limits=(thresholds.LOST,),
     ),
     Rule(
-        id="gradients-zero",
-        judge=compute_rules.gradients_zero,
-        problem="A part of the model is computed, but has no effect on the loss.",
-        evidence="The gradients of parameters, read a few times in a run: zero in every element of those values that "
-        "are read, and seconds before, too. The autograd graph says how much is computed with them.",
-        costs="Their part of forward and backward, by the number of elements. An estimate.",
-        fix="`if weight > 0:` around a term of the loss and what is computed for it; remove what a mask leaves nothing "
-        "of.",
-        suppressed="All gradients of the model are zero; they are on a GPU; the graph has 1,024 nodes or more, of "
-        "which one pass is read; or each step has several backward passes, and others are read each time.",
-        limits=(thresholds.LOST,),
-    ),
-    Rule(
         id="targets-ignored",
         judge=compute_rules.targets_ignored,
         problem="A model computes scores of rows that its loss ignores.",

@@ -111,7 +111,7 @@ class GradientUse:
         """Read a graph, the whole of it."""
         self.settle()
         updated, at_rest = _updated_by_optimizers()
-        leaves = {node: each for node, below in graph.items() if not below and (each := variable_of(node)) is not None}
+        leaves = {node: each for node, below in graph.items() if not below and (each := _variable(node)) is not None}
         if not any(id(each) in updated for each in leaves.values()):
             return
         if any(type(each).__name__ in SHARDED for each in leaves.values()):
@@ -128,12 +128,12 @@ class GradientUse:
             count = int(variable.numel())
             elements += count
             resting += count if node in unused and id(variable) in at_rest else 0
-            operations = operations_of(node, graph, above)
+            operations = _operations(node, graph, above)
             if all(name_of(each) == EMBEDDING for each in operations):
                 untouched += count * _untouched_share(operations) if node not in unused else 0.0
                 unused_elements += count if node in unused else 0
                 continue
-            sizes[node] = products = products_of(variable, operations)
+            sizes[node] = products = _products(variable, operations)
             if node in unused:
                 unused_elements += count
                 in_vain += 0.5 * products if any(each in needed for each in operations) else products
@@ -263,7 +263,7 @@ def _settle(noted: _OfOptimizer) -> None:
         noted.is_cleared = True
 
 
-def variable_of(node: Any) -> Any:
+def _variable(node: Any) -> Any:
     """The tensor whose gradient a node accumulates; None: it is no such node."""
     return getattr(node, "variable", None)
 
@@ -303,7 +303,7 @@ def _model_of_its_own(
     return ()
 
 
-def operations_of(leaf: Any, graph: Graph, above: Mapping[Any, Sequence[Any]]) -> Sequence[Any]:
+def _operations(leaf: Any, graph: Graph, above: Mapping[Any, Sequence[Any]]) -> Sequence[Any]:
     """The nodes that compute with a parameter: above it, beyond what only transposes or casts it."""
     node = leaf
     while len(over := above.get(node, ())) == 1 and len(graph[over[0]]) == 1 and name_of(over[0]) != EMBEDDING:
@@ -311,7 +311,7 @@ def operations_of(leaf: Any, graph: Graph, above: Mapping[Any, Sequence[Any]]) -
     return over
 
 
-def products_of(parameter: Any, operations: Sequence[Any]) -> int:
+def _products(parameter: Any, operations: Sequence[Any]) -> int:
     """How many products operations make with a parameter: with each element, at all places of what they give."""
     found = 0
     for node in operations:

@@ -2,8 +2,7 @@
 
 How long backward takes is known of every step. With the number of its nodes it is known what it is made of: a few
 operations that compute long, or many for which torch's own work - dispatch, a node, its memory - is most of the time.
-And `gradients` and `zero_gradients` see in the graph which of them are computed for nothing, `repeats` what several
-passes go through.
+And `gradients` sees in the graph which of them are computed for nothing, `repeats` what several passes go through.
 
 Some passes in a row are read, as those of a step may differ: early, later, and then every ten minutes, because a model
 may change. The fact "graph" has the mean of the last ones, and what is in any of them. A node took 2 to 3.5 us: a model
@@ -25,7 +24,6 @@ from gpulaunch.profiler.probe.gradients import EMBEDDING, GradientUse
 from gpulaunch.profiler.probe.graph_nodes import name_of
 from gpulaunch.profiler.probe.repeats import Repeats
 from gpulaunch.profiler.probe.user_signals import raised_by_program
-from gpulaunch.profiler.probe.zero_gradients import ZeroGradients
 
 PASSES: Final = 4
 """Backward passes that are counted in a row."""
@@ -68,7 +66,6 @@ class GraphNodes:
         "_seconds",
         "_torch",
         "_use",
-        "_zeros",
         "left",
     )
 
@@ -77,7 +74,6 @@ class GraphNodes:
         self._torch = torch
         self._use = GradientUse(torch)
         self._repeats = Repeats()
-        self._zeros = ZeroGradients(torch)
         self._row_ns = 0
         self._keeps = False
         self._counted: list[int] = []
@@ -110,7 +106,6 @@ class GraphNodes:
             self._contents = {}
             self._use.begin()
             self._repeats.begin()
-            self._zeros.begin()
             self._keeps = False
             self.left = PASSES
 
@@ -134,7 +129,6 @@ class GraphNodes:
                 if nodes < MOST_NODES:
                     self._use.add(graph)
                     self._repeats.add(graph, keeps=keeps, step=self._account.optimized)
-                    self._zeros.add(graph)
                     contents = contents_of(graph)
                     self._contents = {name: max(value, self._contents.get(name, 0)) for name, value in contents.items()}
             del graph
@@ -169,7 +163,6 @@ class GraphNodes:
             if is_cut:
                 return  # of the gradients of a row, only some were read
             set_fact("gradients", self._use.fact())
-            set_fact("zero_gradients", self._zeros.fact())
             if self._use.is_pending:
                 self._is_over, self.left = True, 1
 
@@ -178,7 +171,6 @@ class GraphNodes:
         try:
             with self._torch._C.DisableTorchFunction():
                 self._repeats.passed()
-                self._zeros.passed()
         except Exception as error:
             if raised_by_program(error):
                 raise
