@@ -117,16 +117,13 @@ def sharded_rank(*, gathers: float, size_kib: float, parameters: float = 3.0) ->
     return rank(gpu=None, phases_ms={"comm": 30.0}, facts=facts(fsdp=told))
 
 
-def reducing_again(*, ddp: dict[str, Any] | None = None, overlaps: bool = True, **reduced: Any) -> RankWindow:
-    """A rank of DistributedDataParallel that reduces its gradients at train.py:88 itself, in 18 ms of each step."""
+def reducing_again(*, same: bool = True) -> RankWindow:
+    """A rank that reduces 12.6 MB at train.py:88 in 18 ms of each step."""
     at = "train.py:88 average"
-    known = {"modules": 1, "of_all_ranks": True, "world_size": 2, "total_parameter_size_bytes": 12_582_912}
-    told = {"bytes": 12_582_912, "steps_ratio": 1.0, "line": at}
     return rank(
         phases_ms={"comm": 20.0},
         sites=(site("collective", at, blocked_ns=18 * STEPS * MS),),
-        pauses=replace(NO_PAUSES, ddp_comm_ns=3 * MS if overlaps else 0),
-        facts=facts(ddp={**known, **(ddp or {})}, reduced={**told, **reduced}),
+        facts=facts(reduced={"bytes": 12_600_000, "same": same, "line": at}),
     )
 
 
@@ -411,8 +408,8 @@ CASES: dict[str, Case] = {
         saves_ms=19.0,
         **LINE,
     ),
-    "gradients-reduced-again": Case(
-        fault=window(reducing_again()), repaired=window(reducing_again(steps_ratio=0.1)), saves_ms=18.0, **LINE
+    "redundant-all-reduce": Case(
+        fault=window(reducing_again()), repaired=window(reducing_again(same=False)), saves_ms=18.0, **LINE
     ),
     "dataloader-lists": Case(
         fault=window(

@@ -39,23 +39,7 @@ def test_collectives_of_a_few_numbers_now_and_then_are_a_log() -> None:
     assert rules(window(rank(phases_ms={"comm": 20.0}, sites=(now_and_then,)))) == []
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"ddp": {"modules": 2}},
-        {"ddp": {"of_all_ranks": False}},
-        {"ddp": {"comm_hook": "average"}},
-        {"overlaps": False},
-        {"bytes": 12_582_908},
-        {"steps_ratio": 0.5},
-    ],
-    ids=["two modules", "replicas are sharded", "its hook", "under no_sync", "others than all", "now and then"],
-)
-def test_gradients_that_the_program_reduces_itself_may_be_reduced_by_nobody_else(changes: dict[str, Any]) -> None:
-    assert "gradients-reduced-again" not in rules(window(reducing_again(**changes)))
-
-
-def test_gradients_reduced_again_one_after_another_are_not_to_be_combined() -> None:
+def test_redundant_reductions_one_after_another_are_not_to_be_combined() -> None:
     again = reducing_again()
     calls = {"count": 20 * STEPS, "blocked_ns": 9 * STEPS * MS, "gpu_ns": 8 * STEPS * MS}
     sites = tuple(site(kind, again.sites[0].text, **calls) for kind in ("collective", "small_collective"))
@@ -63,7 +47,7 @@ def test_gradients_reduced_again_one_after_another_are_not_to_be_combined() -> N
 
     (found,) = advise(window(*ranks))
 
-    assert (found.rule, found.ranks) == ("gradients-reduced-again", (0, 1))
+    assert (found.rule, found.ranks) == ("redundant-all-reduce", (0, 1))
     assert found.seconds_per_step == pytest.approx(0.018), "the other rank waits for this one, too"
 
 

@@ -10,6 +10,7 @@ from healthy_node import STEPS, facts, gpu, gpu_memory, host, rank, rules, windo
 from rule_cases import looping_rank
 
 from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.analysis.line_advice import advice_on
 from gpulaunch.profiler.record.line_calls import RECOMPUTED
 
 
@@ -324,3 +325,15 @@ def test_activations_are_computed_again_in_vain_where_memory_is_plentiful(
     room = host(memory_available_bytes=int(free_gib * 2**30 * again.step_s))
 
     assert rules(window(again, rank(1, gpu=None, facts=facts(torch_threads=1)), host=room)) == told
+
+
+@pytest.mark.parametrize(
+    ("call", "cure"),
+    [
+        *((call, "Validate every N epochs") for call in ("validate", "Trainer._evaluate", "evaluate_model")),
+        ("evaluate.metric.compute", "compute the metric every N steps"),
+        *((call, "Run it every N steps") for call in ("jsonschema.validate", "validate_batch", "eval_reward", "eval")),
+    ],
+)
+def test_the_cure_is_that_of_what_is_called(call: str, cure: str) -> None:
+    assert cure in advice_on(call)

@@ -24,7 +24,7 @@ IDS = (
     *("reduced-in-accumulation", "unused-parameters-searched", "dataloader-pinned-workers", "dataloader-lock"),
     *("padded-batches", "gradients-unused", "targets-ignored", "embedding-gradient-dense", "backward-repeated"),
     *("dataloader-lists", "dataloader-one-rank", "fsdp-small-units", "gradients-cleared"),
-    *("gil-contention", "dataloader-samples-dropped", "gradients-reduced-again"),
+    *("gil-contention", "dataloader-samples-dropped", "redundant-all-reduce"),
     *("small-operations-loop", "omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
 )
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"

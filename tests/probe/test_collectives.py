@@ -241,30 +241,6 @@ def test_a_larger_one_is_small_beside_smaller_ones_of_its_line(
     assert sorted(count for (_, line), count in counts.items() if line != first) == [1]
 
 
-def test_what_a_line_reduces_in_each_step_is_told(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among all ranks, and of the line that reduces most."""
-    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
-    calls = collectives.Calls(probe, no_words())
-    tap = collectives.tap_collective(probe, TORCH, calls, "all_reduce", lambda *_args, **_kwargs: None)
-    large, small = SimpleNamespace(nbytes=4096), SimpleNamespace(nbytes=8)
-    for step in range(10):
-        for each in (large, small, large):
-            tap(each)
-        tap(small)
-        tap(SimpleNamespace(nbytes=1 << 20), None, "some ranks")
-        tap(SimpleNamespace(nbytes=1 << 20), group="some ranks")
-        tap(Sparse())
-        if step == 5:
-            tap(SimpleNamespace(nbytes=1 << 20))  # once
-        probe.mark_step()
-        probe.machine.optimized += 1
-    calls.look()
-
-    told = facts.rank_facts.known["reduced"]
-    assert (told["bytes"], told["steps_ratio"]) == (8200, 1.0)
-    assert "test_collectives.py:" in told["line"]
-
-
 class Sparse:
     @property
     def nbytes(self) -> int:

@@ -226,14 +226,17 @@ def test_a_pass_whose_optimizers_have_left_out_a_step_is_none_that_is_cleared() 
     assert told["cleared_share"] == 0.0
 
 
-@pytest.mark.parametrize("kind", ["no rate", "some rate", "none at first", "moved by hand", "an optimizer of its own"])
+@pytest.mark.parametrize(
+    "kind", ["no rate", "some rate", "none at first", "moved by hand", "an optimizer of its own", "Rprop"]
+)
 def test_a_learning_rate_of_0_updates_nothing(kind: str) -> None:
     frozen, trained = mlp(32), mlp()
 
     class OfItsOwn(torch.optim.AdamW):
         """One that is not torch's may do anything with its rate."""
 
-    made = (OfItsOwn if kind == "an optimizer of its own" else torch.optim.AdamW)(
+    kinds = {"an optimizer of its own": OfItsOwn, "Rprop": torch.optim.Rprop}
+    made = kinds.get(kind, torch.optim.AdamW)(
         [{"params": frozen.parameters(), "lr": 1e-9 if kind == "some rate" else 0.0}, {"params": trained.parameters()}]
     )
     gradients.optimizers.add(made)

@@ -32,7 +32,7 @@ def average_gradients(model):
     size = float(dist.get_world_size())
     for param in model.parameters():
         if param.grad is not None:
-            dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)  # cause: small-collectives
+            dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)  # cause: redundant-all-reduce or small-collectives
             param.grad /= size
 
 
@@ -58,7 +58,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         if not CURED:
-            average_gradients(model)  # cause: small-collectives
+            average_gradients(model)  # cause: redundant-all-reduce or small-collectives
         optimizer.step()
         step += 1
         now = time.perf_counter()

@@ -102,8 +102,8 @@ class Advisor:
         Args:
             rest: the steps after the last window. Only rules that judge all samples so far take it: for others it is
                 too short, or the end of the program.
-            whole: all steps after the warm-up, of a long run the last minutes. What the last window had, but not the
-                one before it, is told if it is clear in this.
+            whole: all steps after the warm-up of a run of few windows. What the last one had, but not the one before
+                it, is told if it is clear in this.
         """
         if rest is not None:
             self._add(found for found in advise(rest, self._fail) if found.rule in _AT_ONCE)

@@ -21,8 +21,6 @@ from gpulaunch.profiler.analysis.thresholds import (
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
-_EVERY_STEP: Final = 0.9
-"""Of the steps: the first ones may be others."""
 _GATHERS: Final = 2.2
 """All-gathers of parameters per reduction of FSDP that always reduces: 1, or up to 2 if it frees them after forward."""
 
@@ -60,14 +58,14 @@ def _small(rank: RankWindow) -> tuple[float, float, str]:
     Without the first one of each step: in that a rank waits for those that are late, and would elsewhere. And without
     those of a loop in which each needs the result of the last one, or that reduces gradients again.
     """
-    again = _reduced_again(rank)
+    again = _reduces_again(rank)
     small = [
         site
         for site in rank.sites
         if site.kind == "small_collective"
         and site.text
         and str(place_of(site.text)) not in rank.chained
-        and site.text != again
+        and not _is_at(site.text, again)
     ]
     longest = max(small, key=lambda site: site.gpu_ns, default=None)
     return (
@@ -77,15 +75,15 @@ def _small(rank: RankWindow) -> tuple[float, float, str]:
     )
 
 
-def gradients_reduced_again(window: Window) -> Iterator[Loss]:
-    """The program reduces gradients that DistributedDataParallel has reduced."""
-    lines = {rank.rank: _reduced_again(rank) for rank in window.ranks}
-    waits = {rank.rank: _in_collectives_of(rank, line) for rank in window.ranks if (line := lines[rank.rank])}
+def redundant_all_reduce(window: Window) -> Iterator[Loss]:
+    """The program reduces what is the same on all ranks already."""
+    waits = {rank.rank: _reduces_again_s(rank) for rank in window.ranks if _reduces_again(rank)}
     for rank in window.ranks:
         if rank.rank not in waits:
             continue
         lost_s = min(waits.values())  # the others also wait for it
-        size_bytes = number(section(rank.facts, "reduced"), "bytes") or 0.0
+        reduced = section(rank.facts, "reduced")
+        size_bytes = number(reduced, "bytes") or 0.0
         if lost_s >= LOST_MEASURED.value * rank.step_s:
             yield Loss(
                 rank=rank.rank,
@@ -97,29 +95,29 @@ def gradients_reduced_again(window: Window) -> Iterator[Loss]:
                     "blocked_seconds_per_step": waits[rank.rank],
                     "bytes_per_step": size_bytes,
                 },
-                advice=f"Remove this all_reduce of {size_bytes / 1e6:,.1f} MB in every step: when backward returns, "
-                "DistributedDataParallel has averaged the gradients of all its parameters, and they are the same on "
-                "all ranks.",
-                place=place_of(lines[rank.rank]),
+                advice=f"Remove this all_reduce of {size_bytes / 1e6:,.1f} MB in a step: what it reduces is the same "
+                "on all ranks already. DistributedDataParallel has averaged the gradients when backward returns; "
+                "without it, give each rank samples of its own.",
+                place=place_of(text(reduced, "line")),
             )
 
 
-def _reduced_again(rank: RankWindow) -> str:
-    """The line that reduces in each step exactly as many bytes as the parameters of DistributedDataParallel have, which
-    reduces their gradients itself; empty: there is none."""
-    ddp, reduced = section(rank.facts, "ddp"), section(rank.facts, "reduced")
-    if number(ddp, "modules") != 1 or ddp.get("of_all_ranks") is not True or text(ddp, "comm_hook"):
-        return ""  # its hook is a function of the program that reduces for it
-    if not rank.pauses.ddp_comm_ns or (number(reduced, "steps_ratio") or 0.0) < _EVERY_STEP:
-        return ""  # under no_sync() it reduces nothing
-    size_bytes = number(ddp, "total_parameter_size_bytes")
-    return text(reduced, "line") if size_bytes and size_bytes == number(reduced, "bytes") else ""
+def _reduces_again(rank: RankWindow) -> str:
+    """The line that reduces most, if what it reduces is the same on all ranks; empty: it is not."""
+    reduced = section(rank.facts, "reduced")
+    return text(reduced, "line") if reduced.get("same") is True else ""
 
 
-def _in_collectives_of(rank: RankWindow, line: str) -> float:
-    """Seconds per step in the collectives of a line."""
-    sites = (site for site in rank.sites if site.kind.endswith("collective") and site.text == line)
+def _reduces_again_s(rank: RankWindow) -> float:
+    """Seconds per step in the collectives of that line."""
+    line = _reduces_again(rank)
+    sites = (site for site in rank.sites if site.kind.endswith("collective") and _is_at(site.text, line))
     return rank.per_step_s(sum(site.blocked_ns for site in sites))
+
+
+def _is_at(site: str, line: str) -> bool:
+    """Whether a site is at a line; of a long text, it has only the end."""
+    return site != "" and line.endswith(site)
 
 
 def reduced_in_accumulation(window: Window) -> Iterator[Loss]:

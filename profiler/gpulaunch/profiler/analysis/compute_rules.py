@@ -53,7 +53,7 @@ def gradients_unused(window: Window) -> Iterator[Loss]:
         share, unused = number(gradients, "unused_share") or 0.0, number(gradients, "unused_elements") or 0.0
         elements, resting = number(gradients, "elements") or 0.0, number(gradients, "resting_elements") or 0.0
         backward_s = _backward_s(window, rank)
-        if backward_s is None or not 0.0 < share <= 1.0:
+        if backward_s is None or not unused or not 0.0 <= share <= 1.0:
             continue
         # With a GPU, its phase is not the time that the optimizer takes there.
         optimizer_s = 0.0 if rank.gpu is not None or not resting else rank.phase_s("optimizer")

@@ -147,7 +147,7 @@ def _rank(
         gil_lines={(function, line): n for (whose, function, line), n in after.gil_waits.items() if whose == rank},
         thread_waits=after.thread_waits.get(rank, 0) - before.thread_waits.get(rank, 0),
         backward=_lines_of(rank, after.backward),
-        around_model=_lines_of(rank, after.around_model),
+        around_model=_grown(_lines_of(rank, before.around_model), _lines_of(rank, after.around_model)),
         scores_line=scores_line,
         scores_share=scores_share,
         fetches=after.fetches.get(rank, 0),

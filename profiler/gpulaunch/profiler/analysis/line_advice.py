@@ -66,7 +66,7 @@ _CURES: Final = (
         "Send it from another thread: the training thread waits for the answer.",
     ),
     (
-        r"(?:.*\.)?(?:validat\w+|evaluat\w+|eval_\w+)",
+        r"(?:[A-Z]\w*\.)?_?(?:validate|validation|evaluate|evaluation)(?:_(?:epoch|loop|model))?",
         "Validate every N epochs, or on a part of the data, and with several ranks each on its own part.",
     ),
     (

@@ -266,15 +266,16 @@ EXAMPLES: Final = {
         "once per step; for a log, every N steps. Each call waits for all ranks, however little it transfers.",
         cure="    values = torch.stack(list(metrics.values()))\n    dist.all_reduce(values)",
     ),
-    "gradients-reduced-again": Example(
+    "redundant-all-reduce": Example(
         program="model = DistributedDataParallel(model)\n"
         "for x, y in loader:\n"
         "    criterion(model(x), y).backward()\n"
         "    for parameter in model.parameters():\n"
         "        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)\n"
         "    optimizer.step()",
-        prints="Remove this all_reduce of 12.6 MB in every step: when backward returns, DistributedDataParallel has "
-        "averaged the gradients of all its parameters, and they are the same on all ranks.",
+        prints="Remove this all_reduce of 12.6 MB in a step: what it reduces is the same on all ranks already. "
+        "DistributedDataParallel has averaged the gradients when backward returns; without it, give each rank samples "
+        "of its own.",
         cure="    criterion(model(x), y).backward()\n    optimizer.step()",
     ),
     "fsdp-small-units": Example(

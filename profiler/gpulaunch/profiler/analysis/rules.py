@@ -439,16 +439,16 @@ RULES: Final = (
         limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
     ),
     Rule(
-        id="gradients-reduced-again",
-        judge=collective_rules.gradients_reduced_again,
-        problem="The program reduces gradients that DistributedDataParallel has reduced.",
-        evidence="The line that calls `all_reduce`, and how many bytes in each step: exactly as many as the parameters "
-        "of DistributedDataParallel have, which has logged that it communicates.",
+        id="redundant-all-reduce",
+        judge=collective_rules.redundant_all_reduce,
+        problem="The program reduces what is the same on all ranks already, such as gradients that "
+        "DistributedDataParallel has averaged.",
+        evidence="A few values of float32 tensors on a CPU before and after calls of `all_reduce`, at the line that "
+        "reduces most: after each call that was read, they are the same, or the same whole multiple.",
         costs="The time in the calls of that line on the rank that waits least.",
-        fix="Remove it: after `backward`, the gradients of all ranks are the same mean. Without "
-        "DistributedDataParallel, or under `model.no_sync()`, it is needed.",
-        suppressed="There are several modules of DistributedDataParallel, or one over a part of the ranks, or with a "
-        "communication hook; the call names a group; or DistributedDataParallel has communicated nothing.",
+        fix="Remove it: when `backward` of DistributedDataParallel returns, the gradients are the mean of all ranks. "
+        "Without it, the ranks have the same samples: `DistributedSampler`.",
+        suppressed="The tensors are on a GPU, where a call takes no time of the program's; or it is asynchronous.",
         limits=(thresholds.LOST_MEASURED,),
     ),
     Rule(
@@ -719,7 +719,7 @@ def markdown() -> str:
             f"{thresholds.SHORT_RUN_S} after the warm-up:"
         ),
         f"losses of {thresholds.SHORT_RUN_LOST} of the step and more are reported, with a confidence of 0.4 at most;",
-        "and so is of a longer run what only its last window had.",
+        f"and so is of a run of less than {thresholds.FEW_WINDOWS} what only its last one had.",
         "First in the order is memory that is full within an hour; then the largest loss.",
         "A finding without seconds costs no time, or none yet. If the seconds are a bound, or the cause of a late rank",
         "is unknown, the advice ends with the `gpulaunch trace` command that shows more.",

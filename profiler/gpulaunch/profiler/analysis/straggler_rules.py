@@ -51,7 +51,7 @@ _ADVICE: Final = {
     "other": "Check what only this rank does between steps (logging, saving, printing).",
 }
 
-_ONLY_IT: Final = "Only it runs this line: give each rank its own part of that, or do it every N steps."
+_ONLY_IT: Final = "Only it was sampled in this line: give each rank its own part of that, or do it every N steps."
 _SHARDED_UPDATE: Final = "ZeroRedundancyOptimizer"
 """Each rank updates whole parameters, and one may have a large one."""
 _IF_ALIKE: Final = " If they are the same, its GPU is slower: compare clocks and temperatures, or replace it."
@@ -199,10 +199,11 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
 def _line_of_its_own(window: Window, rank: RankWindow, excess_s: float) -> str:
     """The line that only this rank was sampled in, and that takes most of its excess; empty: there is none. With a GPU
     it may be where this rank waits for that."""
-    if rank.gpu is not None:
+    others = [each.around_model for each in window.ranks if each is not rank]
+    if rank.gpu is not None or any(sum(lines.values()) < SAMPLES_OF_ONE_RANK.value for lines in others):
         return ""
-    others = {line for each in window.ranks if each is not rank for line in each.around_model}
-    own = {line: count for line, count in rank.around_model.items() if line not in others}
+    elsewhere = set[str]().union(*others)
+    own = {line: count for line, count in rank.around_model.items() if line not in elsewhere}
     line = max(own, key=own.__getitem__, default="")
     if own.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
         return ""

@@ -57,6 +57,12 @@ APPEARS: Final = Limit(
     unit="windows",
     why="one window may contain the end of an epoch, or a burst of another job",
 )
+FEW_WINDOWS: Final = Limit(
+    name="few windows",
+    value=4,
+    unit="windows",
+    why="in fewer, what is near a limit may be found in the last one only: of five runs of 20 s, one",
+)
 GONE: Final = Limit(name="disappears after", value=3, unit="windows", why="a finding near a limit must not flap")
 
 SHORT_RUN_S: Final = Limit(

@@ -175,7 +175,7 @@ class RankWindow:
     backward: Mapping[str, int] = field(default_factory=dict[str, int])
     """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
     around_model: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Those between the batch and backward, and between two steps; they only name a line, too."""
+    """Those of the window between the batch and backward, and between two steps."""
     scores_line: str = ""
     """The program's line that gives the scores of most cross-entropies; empty: none was sampled, or a library's."""
     scores_share: float = 0.0

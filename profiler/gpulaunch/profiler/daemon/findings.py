@@ -8,7 +8,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.advisor import Advisor
 from gpulaunch.profiler.analysis.snapshots import Snapshots
-from gpulaunch.profiler.analysis.thresholds import APPEARS
+from gpulaunch.profiler.analysis.thresholds import APPEARS, FEW_WINDOWS
 from gpulaunch.profiler.analysis.window import Snapshot
 from gpulaunch.profiler.daemon.stack_samples import StackSamples
 from gpulaunch.profiler.record import AttemptGroup, Finding, NodeState, RankPlace
@@ -82,8 +82,8 @@ class Findings:
 
     def conclude(self) -> tuple[Finding, ...]:
         """Return the findings at the end of the run: with all its stack samples; of one that was too short for two
-        windows as a whole; and what only the last of several windows had, if it is clear in the whole."""
-        whole = self._history.short_run()
+        windows as a whole; and what only the last of a few windows had, if it is clear in the whole."""
+        whole = self._history.short_run() if self._windows < FEW_WINDOWS.value else None
         if self.judged:
             self._standing = self._advisor.conclude(self._history.last_window(), whole)
         elif whole is not None:

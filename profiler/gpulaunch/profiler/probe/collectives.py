@@ -17,7 +17,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from types import FrameType
@@ -30,7 +30,8 @@ from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
 from gpulaunch.profiler.probe.gradients import FLAT, groups_of_optimizers
 from gpulaunch.profiler.probe.recorder import Recorder
-from gpulaunch.profiler.probe.sites import Sites, asked_for, caller, place_of
+from gpulaunch.profiler.probe.reductions import Reductions
+from gpulaunch.profiler.probe.sites import Sites, asked_for, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
 from gpulaunch.profiler.probe.training_thread import OFF
@@ -46,10 +47,6 @@ _SMALL_BESIDE_BYTES: Final = 1 << 16
 """The same where one line also has smaller ones, as in a loop over parameters: 64 KiB take 1.1 to 1.5 times as long as
 256 bytes, and 256 KiB 1.6 times (gloo, 2 ranks, torch 2.13). On lines of their own such may be activations."""
 _LARGE: Final = 1 << 62
-_REDUCING: Final = 64
-"""Lines of the program that reduce, at most."""
-_WITH_GROUP: Final = 3
-"""Arguments of all_reduce: tensor, op, group."""
 
 COLLECTIVES: Final = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
@@ -140,9 +137,11 @@ class Calls:
         self._sites = Sites(probe.writer)
         self._small_at = -1  # optimizers' steps before the last small one
         self._fsdp = _Fsdp()
-        self._reduced = _Reduced()
+        self.reductions = Reductions()
 
-    def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, of_all: bool) -> None:
+    def ended(
+        self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, before: Sequence[float] = ()
+    ) -> None:
         """A call has ended.
 
         Args:
@@ -150,7 +149,7 @@ class Calls:
             call: the value of CALL to publish.
             args: its arguments; the first tensor of the first two has its size.
             is_small: it transfers little, whatever they are.
-            of_all: among all ranks, and not those of a group.
+            before: what `reductions` has read.
         """
         probe = self._probe
         blocked_ns = probe.nested_end(COMM, began)
@@ -181,8 +180,9 @@ class Calls:
                 beside = self._sites.has(_SMALL_COLLECTIVE, line)
                 size_bytes = self._size_bytes(args)
                 is_small = size_bytes <= (_SMALL_BESIDE_BYTES if beside else _SMALL_BYTES)
-                if call == _REDUCE and of_all and line is not None and size_bytes < _LARGE:
-                    self._reduced.called(line, size_bytes, step=probe.machine.optimized)
+                if call == _REDUCE and line is not None and size_bytes < _LARGE:
+                    with self._unobserved():
+                        self.reductions.after(line, args[0], size_bytes, before, step=probe.machine.optimized)
             kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
             # The first one of a step waits for the ranks that are late, the others take as long as they take.
             steps = probe.machine.optimized
@@ -193,13 +193,23 @@ class Calls:
         except Exception as error:
             probe.fail(error)
 
+    def values_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[float]:
+        """Some values of what an `all_reduce` is going to reduce."""
+        try:
+            with self._unobserved():
+                return self.reductions.before(args, kwargs)
+        except Exception as error:
+            if raised_by_program(error):
+                raise
+            return ()
+
     def look(self) -> None:
-        """Publish what FSDP has called: in accumulation steps it need not reduce gradients. And what the program has
-        reduced itself: DistributedDataParallel may have done so."""
+        """Publish what FSDP has called: in accumulation steps it need not reduce gradients; and what the program has
+        reduced itself."""
         machine = self._probe.machine
         if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized)):
             facts.set_fact("fsdp", told)
-        if machine.optimized and (told := self._reduced.most(machine.optimized)):
+        if told := self.reductions.told():
             facts.set_fact("reduced", told)
 
     def _size_bytes(self, args: tuple[Any, ...]) -> int:
@@ -273,47 +283,6 @@ class _Fsdp:
         }
 
 
-class _Reduced:
-    """What a line of the program has all ranks add up in each step: the one that has most."""
-
-    def __init__(self) -> None:
-        self._lines: dict[tuple[int, int], _ReducedAt] = {}
-
-    def called(self, frame: FrameType, size_bytes: int, *, step: int) -> None:
-        """A line has reduced a tensor of such a size, after so many steps of the optimizer."""
-        key = (id(frame.f_code), frame.f_lasti)
-        line = self._lines.get(key)
-        if line is None:
-            if len(self._lines) >= _REDUCING:
-                return
-            line = self._lines[key] = _ReducedAt(frame)
-        if line.step != step:
-            line.step, line.last_bytes, line.bytes = step, line.bytes, 0
-            line.steps += 1
-        line.bytes += size_bytes
-
-    def most(self, optimized: int) -> dict[str, Any]:
-        """What is told after so many steps of the optimizer: the bytes of a step, the share of the steps, the line."""
-        line = max(self._lines.values(), key=lambda each: each.steps * each.last_bytes, default=None)
-        if line is None or not line.last_bytes:
-            return {}
-        return {"bytes": line.last_bytes, "steps_ratio": round(line.steps / optimized, 1), "line": line.place}
-
-
-class _ReducedAt:
-    """A line that reduces."""
-
-    __slots__ = ("bytes", "code", "last_bytes", "place", "step", "steps")
-
-    def __init__(self, frame: FrameType) -> None:
-        self.code = frame.f_code  # kept, so its id stays unique
-        self.place = place_of(frame)
-        self.step = -1  # the last one in which it has
-        self.steps = 0
-        self.bytes = 0  # in that step so far
-        self.last_bytes = 0  # in the one before
-
-
 def tap_collective(
     probe: Probe, torch: Any, calls: Calls, kind: str, original: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -327,16 +296,16 @@ def tap_collective(
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_ident() != probe.thread:
             return original(*args, **kwargs)
-        began = probe.nested()
+        began, before = probe.nested(), ()
         if began is not None:
             words[counter] += 1
             words[CALL] = running
+            before = calls.values_before(args, kwargs) if returned == _REDUCE else ()
         try:
             return original(*args, **kwargs)
         finally:
             if began is not None:
-                of_all = len(args) < _WITH_GROUP and kwargs.get("group") is None
-                calls.ended(began, returned, args, is_small, of_all)
+                calls.ended(began, returned, args, is_small, before)
 
     return tapped
 

@@ -34,7 +34,7 @@ SEARCHED: Final = 200
 """Backward passes in which all ranks used all parameters, until the search is taken to be in vain."""
 _FACTS: Final = (
     *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
-    *("broadcast_buffers", "static_graph", "comm_hook", "num_parameter_tensors", "total_parameter_size_bytes"),
+    *("broadcast_buffers", "static_graph", "comm_hook", "num_parameter_tensors"),
 )
 
 
@@ -65,7 +65,6 @@ class Reducers:
         self._per_step = 1  # how often each of them reduces: once for each backward, if gradients are accumulated
         self._per_optimizer_step = 1
         self._site = ""
-        self._of_all = False  # the last one is replicated on all ranks of the job
         self._is_compiling = torch.compiler.is_dynamo_compiling
         self._is_hooked = False
         self._searching: weakref.ref[Any] | None = None
@@ -76,7 +75,6 @@ class Reducers:
         """Add a new module."""
         self._modules.append(weakref.ref(module))
         self._site, _ = line_of_user()
-        self._of_all = module.process_group.size() == self._torch.distributed.get_world_size()
         if module.find_unused_parameters and module.device_type == "cpu":
             self._searching, self._searched, self._skips = self._modules[-1], 0, False
             self._hook()
@@ -124,7 +122,6 @@ class Reducers:
             told: dict[str, Any] = {
                 **{key: logged[key] for key in _FACTS if key in logged},
                 "modules": modules,
-                "of_all_ranks": self._of_all,
                 "reductions_per_step": self._per_optimizer_step,
                 "searched_in_vain": modules == 1 and self._is_in_vain(),
                 "site": self._site,

@@ -17,6 +17,8 @@
     graph         nodes: of the autograd graph of a backward pass, the mean of some; at_least: one had too many;
                   repeated: the share that a pass before it had gone through, see `probe.repeats`
     gradients     of the same passes: what is computed for nothing, see `probe.gradients`; null if that is not known
+    reduced       the line whose `all_reduce` has most, its bytes in a step, and whether they are the same on all ranks
+                  already, see `probe.reductions`
     padding       of batches of token sequences, see `probe.padding`
     targets       of batches, those that a loss ignores, see `probe.targets`
     losses        with GPULAUNCH_TRIAL only: the mean of each four losses in turn; null: not finite

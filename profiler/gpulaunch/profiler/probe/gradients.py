@@ -156,6 +156,11 @@ class GradientUse:
                     self._add_optimizer(owner, leaves[counted[0]], sum(sizes[node] for node in counted))
 
     @property
+    def rests(self) -> bool:
+        """Whether the last passes went through parameters with a learning rate of 0."""
+        return any(resting for _, _, resting, *_ in self._passes)
+
+    @property
     def is_pending(self) -> bool:
         """Whether it is not known yet what becomes of the gradients of some pass."""
         return any(each.is_cleared is None for each in self._of_optimizers)
@@ -243,10 +248,11 @@ def _updated_by_optimizers() -> tuple[Mapping[int, frozenset[int]], Set[int]]:
 
 
 def _is_at_rest(optimizer: Any, group: Mapping[str, Any]) -> bool:
-    """Whether a group's learning rate is 0, which for an optimizer of torch means that nothing changes. A tensor may be
-    on a GPU, which would have to be waited for."""
-    rate = group.get("lr")
-    return isinstance(rate, int | float) and rate == 0 and type(optimizer).__module__.startswith("torch.optim")
+    """Whether a group's learning rate is 0, which for an optimizer of torch means that nothing changes, but for Rprop:
+    there it is the first step only. A tensor may be on a GPU, which would have to be waited for."""
+    rate, kind = group.get("lr"), type(optimizer)
+    of_torch = kind.__module__.startswith("torch.optim") and kind.__name__ != "Rprop"
+    return of_torch and isinstance(rate, int | float) and rate == 0
 
 
 def _settle(noted: _OfOptimizer) -> None:

@@ -44,6 +44,8 @@ FIRST_STEP: Final = 20
 """The steps before that are not typical."""
 _PAUSE_S: Final = 2
 _LONGEST_PAUSE_S: Final = 600
+_RESTING_PAUSE_S: Final = 8
+"""No longer one while parameters have a learning rate of 0, which schedules change."""
 _LONGER: Final = 4
 """Each pause is so many times as long as the one before."""
 
@@ -98,6 +100,8 @@ class GraphNodes:
         if self._is_long or self.left or self._account.totals[0] < FIRST_STEP:
             return
         self._seconds -= 1
+        if self._use.rests:  # until a schedule says otherwise
+            self._seconds = min(self._seconds, _RESTING_PAUSE_S)
         if self._seconds < 0:
             self._seconds = self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, _LONGER * self._pause_s)
