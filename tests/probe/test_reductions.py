@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,8 +16,6 @@ OTHERS = torch.tensor([0.0, 0.5, 1.5, -3.0, 1.0, 0.5, -0.5, 1.0, 1.0])
 
 
 def reduce(told_to: Reductions, tensor: torch.Tensor, result: torch.Tensor, *, step: int, **kwargs: bool) -> None:
-    import sys
-
     before = told_to.before((tensor,), kwargs)
     tensor.copy_(result)
     told_to.after(sys._getframe(), tensor, int(tensor.nbytes), before, step=step)

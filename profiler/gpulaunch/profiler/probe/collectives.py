@@ -296,7 +296,8 @@ def tap_collective(
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_ident() != probe.thread:
             return original(*args, **kwargs)
-        began, before = probe.nested(), ()
+        began = probe.nested()
+        before: Sequence[float] = ()
         if began is not None:
             words[counter] += 1
             words[CALL] = running
