@@ -117,10 +117,11 @@ def sharded_rank(*, gathers: float, size_kib: float, parameters: float = 3.0) ->
     return rank(gpu=None, phases_ms={"comm": 30.0}, facts=facts(fsdp=told))
 
 
-def reducing_again(*, same: bool = True) -> RankWindow:
+def reducing_again(number: int, *, same: bool = True) -> RankWindow:
     """A rank that reduces 12.6 MB at train.py:88 in 18 ms of each step."""
     at = "train.py:88 average"
     return rank(
+        number,
         phases_ms={"comm": 20.0},
         sites=(site("collective", at, blocked_ns=18 * STEPS * MS),),
         facts=facts(reduced={"bytes": 12_600_000, "same": same, "line": at}),
@@ -409,7 +410,10 @@ CASES: dict[str, Case] = {
         **LINE,
     ),
     "redundant-all-reduce": Case(
-        fault=window(reducing_again()), repaired=window(reducing_again(same=False)), saves_ms=18.0, **LINE
+        fault=window(reducing_again(0), reducing_again(1)),
+        repaired=window(reducing_again(0), reducing_again(1, same=False)),
+        saves_ms=18.0,
+        **LINE,
     ),
     "dataloader-lists": Case(
         fault=window(

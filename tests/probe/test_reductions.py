@@ -47,12 +47,13 @@ def test_the_mean_and_the_sum_of_the_same_show_it(result: Callable[[torch.Tensor
         lambda own: (own + OTHERS) / 2,
         lambda own: torch.maximum(own, OTHERS),
         lambda own: own / 2,
+        lambda own: own + (own == 0),
         lambda own: 0 * own,
         lambda own: -own,
         lambda own: own * float("inf"),
         lambda own: own * float("nan"),
     ],
-    ids=["a sum", "a mean", "the largest", "a half", "nothing", "negated", "infinite", "none"],
+    ids=["a sum", "a mean", "the largest", "a half", "slots of others", "nothing", "negated", "infinite", "none"],
 )
 def test_what_differs_between_ranks_is_none(result: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert after(result)["same"] is False

@@ -78,9 +78,9 @@ def _small(rank: RankWindow) -> tuple[float, float, str]:
 def redundant_all_reduce(window: Window) -> Iterator[Loss]:
     """The program reduces what is the same on all ranks already."""
     waits = {rank.rank: _reduces_again_s(rank) for rank in window.ranks if _reduces_again(rank)}
+    if len(waits) < max(2, len(window.ranks)):
+        return  # one of them may have what the others get
     for rank in window.ranks:
-        if rank.rank not in waits:
-            continue
         lost_s = min(waits.values())  # the others also wait for it
         reduced = section(rank.facts, "reduced")
         size_bytes = number(reduced, "bytes") or 0.0

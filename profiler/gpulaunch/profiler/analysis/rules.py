@@ -448,7 +448,8 @@ RULES: Final = (
         costs="The time in the calls of that line on the rank that waits least.",
         fix="Remove it: when `backward` of DistributedDataParallel returns, the gradients are the mean of all ranks. "
         "Without it, the ranks have the same samples: `DistributedSampler`.",
-        suppressed="The tensors are on a GPU, where a call takes no time of the program's; or it is asynchronous.",
+        suppressed="It is not so on all ranks of the node, or there is one; the tensors are on a GPU, where a call "
+        "takes no time of the program's; or it is asynchronous.",
         limits=(thresholds.LOST_MEASURED,),
     ),
     Rule(

@@ -139,9 +139,7 @@ class Calls:
         self._fsdp = _Fsdp()
         self.reductions = Reductions()
 
-    def ended(
-        self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, before: Sequence[float] = ()
-    ) -> None:
+    def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, before: Sequence[float]) -> None:
         """A call has ended.
 
         Args:

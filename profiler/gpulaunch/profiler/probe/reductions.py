@@ -97,8 +97,12 @@ def _some_values(tensor: Any) -> Sequence[float]:
 
 
 def _multiple(before: Sequence[float], after: Sequence[float]) -> bool | None:
-    """Whether the values after are one whole multiple of those before; None: too few are not zero."""
-    ratios = [late / early for early, late in zip(before, after, strict=False) if early]
+    """Whether the values after are one whole multiple of those before; None: too few are not zero. Where only another
+    rank had something, they are not."""
+    pairs = list(zip(before, after, strict=False))
+    if any(late for early, late in pairs if not early):
+        return False
+    ratios = [late / early for early, late in pairs if early]
     if len(ratios) < 2:
         return None
     whole = round(ratios[0]) if abs(ratios[0]) < 1e6 else 0
