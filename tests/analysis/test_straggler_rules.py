@@ -52,24 +52,24 @@ def cause_of(*ranks: RankWindow, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("own", "of_other", "line"),
+    ("own", "of_other", "samples", "line"),
     [
-        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 30}, 65),
-        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 30, "teach.py:65": 1}, None),
-        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 5}, None),
-        ({"teach.py:65": 5, "train.py:88": 5}, {"train.py:88": 5}, None),
-        ({"teach.py:65": 7, "train.py:88": 70}, {"train.py:88": 30}, None),
-        ({}, {}, None),
+        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 30}, 40, 65),
+        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 30, "teach.py:65": 1}, 40, None),
+        ({"teach.py:65": 30, "train.py:88": 30}, {"train.py:88": 5}, 5, None),
+        ({"teach.py:65": 5, "train.py:88": 5}, {"train.py:88": 5}, 40, None),
+        ({"teach.py:65": 7, "train.py:88": 70}, {"train.py:88": 30}, 40, None),
+        ({}, {}, 40, None),
     ],
     ids=["its own", "also the other's", "few of the other", "few samples", "not why", "no samples"],
 )
 def test_the_line_that_only_a_late_rank_runs_is_named(
-    own: dict[str, int], of_other: dict[str, int], line: int | None
+    own: dict[str, int], of_other: dict[str, int], samples: int, line: int | None
 ) -> None:
     """As where one rank computes for all."""
     at_work = late("forward", gpu=None, around_model=own)
 
-    (found,) = straggler(window(waits(gpu=None, around_model=of_other), at_work, gpus=()))
+    (found,) = straggler(window(waits(gpu=None, around_model=of_other, samples=samples), at_work, gpus=()))
 
     assert (found.place.line, "Only it was sampled" in found.advice) == (line, line is not None)
     (found,) = straggler(window(waits(around_model=of_other), replace(at_work, gpu=rank().gpu)))

@@ -199,17 +199,17 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
 def _line_of_its_own(window: Window, rank: RankWindow, excess_s: float) -> str:
     """The line that only this rank was sampled in, and that takes most of its excess; empty: there is none. With a GPU
     it may be where this rank waits for that."""
-    others = [each.around_model for each in window.ranks if each is not rank]
-    if rank.gpu is not None or any(sum(lines.values()) < SAMPLES_OF_ONE_RANK.value for lines in others):
+    others = [each for each in window.over.ranks if each.rank != rank.rank]
+    if rank.gpu is not None or any(each.samples < SAMPLES_OF_ONE_RANK.value for each in others):
         return ""
-    elsewhere = set[str]().union(*others)
-    own = {line: count for line, count in rank.around_model.items() if line not in elsewhere}
+    lines = next((each.around_model for each in window.over.ranks if each.rank == rank.rank), {})
+    elsewhere = {line for each in others for line in each.around_model}
+    own = {line: count for line, count in lines.items() if line not in elsewhere}
     line = max(own, key=own.__getitem__, default="")
     if own.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
         return ""
     around_s = rank.phase_s("forward") + rank.phase_s("other")
-    line_s = own[line] / sum(rank.around_model.values()) * around_s
-    return line if line_s >= 0.5 * excess_s else ""
+    return line if own[line] / sum(lines.values()) * around_s >= 0.5 * excess_s else ""
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:
