@@ -50,6 +50,8 @@ def test_redundant_reductions_one_after_another_are_not_to_be_combined() -> None
     assert (found.rule, found.ranks) == ("redundant-all-reduce", (0, 1))
     assert found.seconds_per_step == pytest.approx(0.018), "the other rank waits for this one, too"
     assert rules(window(again)) == [], "the others may have nothing, and get what it has"
+    ranks = (ranks[0], replace(ranks[1], facts=facts(reduced={"same": False})))
+    assert rules(window(*ranks)) == ["small-collectives"], "as ever, where not all of them have the same"
 
 
 @pytest.mark.parametrize(

@@ -27,45 +27,36 @@ _GATHERS: Final = 2.2
 
 def small_collectives(window: Window) -> Iterator[Loss]:
     """Several collectives of a few numbers in every step: each takes as long as it takes to reach the other ranks."""
-    waits = {rank.rank: _small(rank) for rank in window.ranks}
+    redundant = _redundant_lines(window)
+    waits = {rank.rank: _small(rank, redundant.get(rank.rank, "")) for rank in window.ranks}
     waited = [seconds for seconds, _, _ in waits.values() if seconds]
     for rank in window.ranks:
         seconds, calls, site = waits[rank.rank]
         if calls < SMALL_COLLECTIVES.value or steps_by_closure(rank):
             continue
-        lost_s = min(waited, default=0.0)
-        if lost_s >= LOST_MEASURED.value * rank.step_s:
-            yield Loss(
-                rank=rank.rank,
-                seconds_per_step=lost_s,
-                step_s=rank.step_s,
-                confidence=DERIVED,
-                evidence={
-                    "step_seconds": rank.step_s,
-                    "following_seconds_per_step": seconds,
-                    "calls_per_step": calls,
-                },
-                advice="Combine those that do not need each other's results: put the numbers into one tensor and "
-                "reduce it once per step; for a log, every N steps. Each call waits for all ranks, however little it "
-                "transfers.",
-                place=place_of(site),
-            )
+        yield from _measured(
+            rank,
+            min(waited, default=0.0),
+            {"following_seconds_per_step": seconds, "calls_per_step": calls},
+            "Combine those that do not need each other's results: put the numbers into one tensor and reduce it once "
+            "per step; for a log, every N steps. Each call waits for all ranks, however little it transfers.",
+            site,
+        )
 
 
-def _small(rank: RankWindow) -> tuple[float, float, str]:
+def _small(rank: RankWindow, redundant: str) -> tuple[float, float, str]:
     """Seconds per step in a rank's small collectives, calls per step, and the line with most of the seconds.
 
     Without the first one of each step: in that a rank waits for those that are late, and would elsewhere. And without
-    those of a loop in which each needs the result of the last one, or that reduces gradients again.
+    those of a loop in which each needs the result of the last one, and those of a line that is redundant as a whole.
     """
-    again = _reduces_again(rank)
     small = [
         site
         for site in rank.sites
         if site.kind == "small_collective"
         and site.text
         and str(place_of(site.text)) not in rank.chained
-        and not _is_at(site.text, again)
+        and not _is_at(site.text, redundant)
     ]
     longest = max(small, key=lambda site: site.gpu_ns, default=None)
     return (
@@ -77,40 +68,33 @@ def _small(rank: RankWindow) -> tuple[float, float, str]:
 
 def redundant_all_reduce(window: Window) -> Iterator[Loss]:
     """The program reduces what is the same on all ranks already."""
-    waits = {rank.rank: _reduces_again_s(rank) for rank in window.ranks if _reduces_again(rank)}
-    if len(waits) < max(2, len(window.ranks)):
-        return  # one of them may have what the others get
-    for rank in window.ranks:
-        lost_s = min(waits.values())  # the others also wait for it
-        reduced = section(rank.facts, "reduced")
-        size_bytes = number(reduced, "bytes") or 0.0
-        if lost_s >= LOST_MEASURED.value * rank.step_s:
-            yield Loss(
-                rank=rank.rank,
-                seconds_per_step=lost_s,
-                step_s=rank.step_s,
-                confidence=DERIVED,
-                evidence={
-                    "step_seconds": rank.step_s,
-                    "blocked_seconds_per_step": waits[rank.rank],
-                    "bytes_per_step": size_bytes,
-                },
-                advice=f"Remove this all_reduce of {size_bytes / 1e6:,.1f} MB in a step: what it reduces is the same "
-                "on all ranks already. DistributedDataParallel has averaged the gradients when backward returns; "
-                "without it, give each rank samples of its own.",
-                place=place_of(text(reduced, "line")),
-            )
+    lines = _redundant_lines(window)
+    waits = {rank.rank: _blocked_s(rank, lines[rank.rank]) for rank in window.ranks if rank.rank in lines}
+    lost_s = min(waits.values(), default=0.0)  # the others also wait for that rank
+    for rank in window.ranks if lines else ():
+        size_bytes = number(section(rank.facts, "reduced"), "bytes") or 0.0
+        yield from _measured(
+            rank,
+            lost_s,
+            {"blocked_seconds_per_step": waits[rank.rank], "bytes_per_step": size_bytes},
+            f"Remove this all_reduce of {size_bytes / 1e6:,.1f} MB in a step: what it reduces is the same on all ranks "
+            "already. DistributedDataParallel has averaged the gradients when backward returns; without it, give each "
+            "rank samples of its own.",
+            lines[rank.rank],
+        )
 
 
-def _reduces_again(rank: RankWindow) -> str:
-    """The line that reduces most, if what it reduces is the same on all ranks; empty: it is not."""
-    reduced = section(rank.facts, "reduced")
-    return text(reduced, "line") if reduced.get("same") is True else ""
+def _redundant_lines(window: Window) -> Mapping[int, str]:
+    """Of each rank the line that reduces most, if what it reduces is the same on all; empty: it is not, or there are no
+    others, and it may be that one has what they get."""
+    told = {rank.rank: section(rank.facts, "reduced") for rank in window.ranks}
+    if len(told) < 2 or any(reduced.get("same") is not True for reduced in told.values()):
+        return {}
+    return {rank: text(reduced, "line") for rank, reduced in told.items()}
 
 
-def _reduces_again_s(rank: RankWindow) -> float:
-    """Seconds per step in the collectives of that line."""
-    line = _reduces_again(rank)
+def _blocked_s(rank: RankWindow, line: str) -> float:
+    """Seconds per step in the collectives of a line."""
     sites = (site for site in rank.sites if site.kind.endswith("collective") and _is_at(site.text, line))
     return rank.per_step_s(sum(site.blocked_ns for site in sites))
 
@@ -143,7 +127,7 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
         else:  # its phases are those of the program, which runs ahead of the GPU
             exposed_s = reductions * max(0, rank.pauses.ddp_comm_ns - rank.pauses.ddp_overlap_ns) / 1e9
         lost_s = (exposed_s + overlap_s) * (1.0 - 1.0 / reductions)
-        yield from _reductions(
+        yield from _measured(
             rank,
             lost_s,
             {
@@ -153,6 +137,7 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
             },
             "Use model.no_sync() around the forward and backward passes of all but the last micro-batch: "
             f"the gradients are reduced {reductions:.0f} times per step, and needed once.",
+            rank.backward_line,
         )
 
 
@@ -170,7 +155,7 @@ def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
         return  # two may be of two modules, each with a backward pass
     reduction_s = number(fsdp, "seconds_per_reduction") or 0.0
     lost_s = min(rank.phase_s("comm"), (reductions - 1.0) * reduction_s)
-    yield from _reductions(
+    yield from _measured(
         rank,
         lost_s,
         {
@@ -181,6 +166,7 @@ def _reduced_by_fsdp(rank: RankWindow) -> Iterator[Loss]:
         "Call model.set_requires_gradient_sync(False) before the forward passes of all but the last "
         f"micro-batch: the gradients are reduced {reductions:.0f} times per step, and needed once. Until then each "
         "rank keeps those of all parameters.",
+        rank.backward_line,
     )
 
 
@@ -217,8 +203,8 @@ def fsdp_small_units(window: Window) -> Iterator[Loss]:
             )
 
 
-def _reductions(rank: RankWindow, lost_s: float, evidence: Mapping[str, float], advice: str) -> Iterator[Loss]:
-    """Report reductions that are not needed, if they take long enough, at the line that calls `backward`."""
+def _measured(rank: RankWindow, lost_s: float, evidence: Mapping[str, float], advice: str, line: str) -> Iterator[Loss]:
+    """Report measured time at a line, if it is long enough."""
     if lost_s >= LOST_MEASURED.value * rank.step_s:
         yield Loss(
             rank=rank.rank,
@@ -227,7 +213,7 @@ def _reductions(rank: RankWindow, lost_s: float, evidence: Mapping[str, float], 
             confidence=DERIVED,
             evidence={"step_seconds": rank.step_s, **evidence},
             advice=advice,
-            place=place_of(rank.backward_line),
+            place=place_of(line),
         )
 
 

@@ -56,7 +56,7 @@ def gradients_unused(window: Window) -> Iterator[Loss]:
         if backward_s is None or not unused or not 0.0 <= share <= 1.0:
             continue
         # With a GPU, its phase is not the time that the optimizer takes there.
-        optimizer_s = 0.0 if rank.gpu is not None or not resting else rank.phase_s("optimizer")
+        optimizer_s = 0.0 if rank.gpu is not None else rank.phase_s("optimizer")
         optimizer_s *= resting / max(1.0, elements - unused + resting)
         yield from _lost(
             rank,

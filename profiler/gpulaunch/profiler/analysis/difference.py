@@ -270,7 +270,7 @@ def _sites(old: tuple[Site, ...], new: tuple[Site, ...]) -> tuple[Site, ...]:
 
 def _scores(rank: int, after: Snapshot) -> tuple[str, float]:
     """See `RankWindow.scores_line` and `scores_share`."""
-    losses, scored = _lines_of(rank, after.losses), _lines_of(rank, after.scored)
+    losses, scored = _lines_of(rank, after.losses), _lines_of(rank, after.around_model)
     line = max(losses, key=lambda each: losses[each] + scored.get(each, 0), default="")
     of_line, of_loss = scored.get(line, 0), losses.get(line, 0)
     count, samples = of_line + of_loss, after.samples.get(rank, 0)

@@ -12,7 +12,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
 from gpulaunch.profiler.analysis.line_advice import advice_on
 from gpulaunch.profiler.analysis.stats import median_high, median_low
-from gpulaunch.profiler.analysis.straggler_rules import PROGRAM, above_usual, are_alike
+from gpulaunch.profiler.analysis.straggler_rules import PROGRAM, above_usual, are_alike, between_s, line_of_one
 from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAMPLES_OF_ONE_RANK, STRAGGLES_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
@@ -33,13 +33,11 @@ def lines_of_one_rank(window: Window) -> Iterator[Loss]:
         if rank.gpu is not None:
             continue  # the line may be where this rank waits for its GPU, and the others do so elsewhere
         others = [each for each in window.ranks if each is not rank]
-        elsewhere = {line for each in others for line in each.calling}
-        counts = {line: count for line, count in rank.calling.items() if line not in elsewhere}
-        line = max(counts, key=counts.__getitem__, default="")
-        if not SAMPLES_OF_ONE_RANK.value <= counts.get(line, 0) <= rank.samples:
+        line, count = line_of_one(rank.calling, [each.calling for each in others])
+        if not SAMPLES_OF_ONE_RANK.value <= count <= rank.samples:
             continue
-        line_s = counts[line] / rank.samples * rank.step_s
-        late_s = above_usual(window, rank, _between_s)
+        line_s = count / rank.samples * rank.step_s
+        late_s = above_usual(window, rank, between_s)
         waited_s = median_high(map(PROGRAM.waiting_s, window.ranks)) - PROGRAM.waiting_s(rank)
         if max(line_s, late_s) < LOST_MEASURED.value * rank.step_s or late_s < STRAGGLES_S.value:
             continue
@@ -54,7 +52,7 @@ def lines_of_one_rank(window: Window) -> Iterator[Loss]:
             evidence={
                 "step_seconds": rank.step_s,
                 "samples": rank.samples,
-                "samples_in_line": counts[line],
+                "samples_in_line": count,
                 "late_seconds_per_step": late_s,
                 **({"call": call} if call else {}),
             },
@@ -67,8 +65,3 @@ def _works_longer_s(rank: RankWindow, others: Sequence[RankWindow]) -> float:
     """How much longer than theirs the main thread of a rank runs in a step; 0 where it is not known."""
     run_s = [each.per_step_s(1e9 * each.main_thread_s) for each in (rank, *others) if each.main_thread_s is not None]
     return run_s[0] - median_low(run_s[1:]) if len(run_s) == 1 + len(others) else 0.0
-
-
-def _between_s(rank: RankWindow) -> float:
-    """Of a step, what a rank does between its steps, and its forward pass: without a dataloader they are one phase."""
-    return rank.phase_s("forward") + rank.phase_s("other")

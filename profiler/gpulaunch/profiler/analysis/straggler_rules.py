@@ -10,7 +10,7 @@ its GPU and synchronizes with the other ranks where it waits for it, so a slow G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
@@ -203,13 +203,28 @@ def _line_of_its_own(window: Window, rank: RankWindow, excess_s: float) -> str:
     if rank.gpu is not None or any(each.samples < SAMPLES_OF_ONE_RANK.value for each in others):
         return ""
     lines = next((each.around_model for each in window.over.ranks if each.rank == rank.rank), {})
-    elsewhere = {line for each in others for line in each.around_model}
-    own = {line: count for line, count in lines.items() if line not in elsewhere}
-    line = max(own, key=own.__getitem__, default="")
-    if own.get(line, 0) < SAMPLES_OF_ONE_RANK.value:
+    line, count = line_of_one(lines, [each.around_model for each in others])
+    if count < SAMPLES_OF_ONE_RANK.value:
         return ""
-    around_s = rank.phase_s("forward") + rank.phase_s("other")
-    return line if own[line] / sum(lines.values()) * around_s >= 0.5 * excess_s else ""
+    return line if count / sum(lines.values()) * between_s(rank) >= 0.5 * excess_s else ""
+
+
+def line_of_one(own: Mapping[str, int], others: Iterable[Mapping[str, int]]) -> tuple[str, int]:
+    """Return the line, of those in which no other rank was sampled, that a rank was sampled in most, and how often; an
+    empty one: there is none.
+
+    Args:
+        own: its samples, by line.
+        others: those of the other ranks.
+    """
+    elsewhere = set[str]().union(*others)
+    line = max((each for each in own if each not in elsewhere), key=own.__getitem__, default="")
+    return line, own.get(line, 0)
+
+
+def between_s(rank: RankWindow) -> float:
+    """Of a step, what a rank does between its steps, and its forward pass: without a dataloader they are one phase."""
+    return rank.phase_s("forward") + rank.phase_s("other")
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:

@@ -53,7 +53,7 @@ class Tally:
         self._after_step: dict[RankLine, str] = {}
         self._backward = Counter[RankLine]()
         self._losses = Counter[RankLine]()
-        self._scored = Counter[RankLine]()
+        self._around_model = Counter[RankLine]()
         self._before_backward = Counter[tuple[int, bool]]()
         self._looping = Counter[_Counted]()
         self._layered = Counter[_Counted]()
@@ -121,7 +121,7 @@ class Tally:
         if is_loss:
             count_up_to(self._losses, (rank, at), MOST_LINES)
         else:
-            count_up_to(self._scored, (rank, at), MOST_LINES)
+            count_up_to(self._around_model, (rank, at), MOST_LINES)
         if gives_scores and len(self._losses) < MOST_LINES:
             self._losses.setdefault((rank, at), 0)
 
@@ -285,12 +285,7 @@ class Tally:
     @property
     def around_model(self) -> Mapping[RankLine, int]:
         """Those between the batch and backward, and between two steps, by rank and the program's innermost line."""
-        return dict(self._scored)
-
-    @property
-    def scored(self) -> Mapping[RankLine, int]:
-        """Those that are in one of these lines themselves."""
-        return {line: self._scored[line] for line in self._losses}
+        return dict(self._around_model)
 
     @property
     def indexing(self) -> Mapping[int, int]:

@@ -61,7 +61,7 @@ FEW_WINDOWS: Final = Limit(
     name="few windows",
     value=4,
     unit="windows",
-    why="in fewer, what is near a limit may be found in the last one only: of five runs of 20 s, one",
+    why="in fewer, what is near a limit may be found in the last one only: one of three runs of 20 s was told nothing",
 )
 GONE: Final = Limit(name="disappears after", value=3, unit="windows", why="a finding near a limit must not flap")
 

@@ -67,8 +67,6 @@ class Snapshot:
     """Those between the batch and backward, and between two steps, by rank and the program's line."""
     losses: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Stack samples of a cross-entropy, by rank and the program's line that gives its scores."""
-    scored: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
-    """Those of these lines themselves."""
     fetches: Mapping[int, int] = field(default_factory=dict[int, int])
     """Stack samples of dataloader workers inside fetches so far, by rank."""
     locked: Mapping[int, int] = field(default_factory=dict[int, int])

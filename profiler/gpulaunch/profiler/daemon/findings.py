@@ -66,7 +66,6 @@ class Findings:
                 thread_waits=tally.thread_waits,
                 backward=tally.backward,
                 losses=tally.losses,
-                scored=tally.scored,
                 around_model=tally.around_model,
                 fetches=tally.fetches,
                 locked=tally.locked,

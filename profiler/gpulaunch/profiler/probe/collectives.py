@@ -137,7 +137,7 @@ class Calls:
         self._sites = Sites(probe.writer)
         self._small_at = -1  # optimizers' steps before the last small one
         self._fsdp = _Fsdp()
-        self.reductions = Reductions()
+        self._reductions = Reductions()
 
     def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool, before: Sequence[float]) -> None:
         """A call has ended.
@@ -180,7 +180,7 @@ class Calls:
                 is_small = size_bytes <= (_SMALL_BESIDE_BYTES if beside else _SMALL_BYTES)
                 if call == _REDUCE and line is not None and size_bytes < _LARGE:
                     with self._unobserved():
-                        self.reductions.after(line, args[0], size_bytes, before, step=probe.machine.optimized)
+                        self._reductions.after(line, args[0], size_bytes, before, step=probe.machine.optimized)
             kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
             # The first one of a step waits for the ranks that are late, the others take as long as they take.
             steps = probe.machine.optimized
@@ -195,7 +195,7 @@ class Calls:
         """Some values of what an `all_reduce` is going to reduce."""
         try:
             with self._unobserved():
-                return self.reductions.before(args, kwargs)
+                return self._reductions.before(args, kwargs)
         except Exception as error:
             if raised_by_program(error):
                 raise
@@ -207,7 +207,7 @@ class Calls:
         machine = self._probe.machine
         if machine.optimized and (told := self._fsdp.ratios(machine.microsteps, machine.optimized)):
             facts.set_fact("fsdp", told)
-        if told := self.reductions.told():
+        if told := self._reductions.told():
             facts.set_fact("reduced", told)
 
     def _size_bytes(self, args: tuple[Any, ...]) -> int:

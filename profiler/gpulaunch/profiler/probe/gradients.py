@@ -41,7 +41,7 @@ from typing import Any, Final
 from gpulaunch.profiler.probe.graph_nodes import Graph, name_of, nodes_above
 from gpulaunch.profiler.probe.scores import scores_of
 from gpulaunch.profiler.probe.sites import asked_for, caller, place_of
-from gpulaunch.profiler.probe.tensor_memory import memory_of
+from gpulaunch.profiler.probe.tensor_memory import some_values
 
 FLAT: Final = "FlatParameter"
 SHARDED: Final = (FLAT, "DTensor")
@@ -57,8 +57,6 @@ _FEWEST_OF_MODEL: Final = 3
 norm has one, a weight norm two."""
 _AT_REST: Final = -1
 """Instead of the version of a parameter whose learning rate is 0."""
-_SOME: Final = 8
-"""Values of a parameter that are compared with those some seconds before."""
 EMBEDDING: Final = "EmbeddingBackward0"
 _CONVOLUTION: Final = "ConvolutionBackward0"
 
@@ -216,12 +214,7 @@ class GradientUse:
 def some_bytes(parameter: Any) -> bytes:
     """A few of the values of a parameter on the CPU: `parameter.data.add_()` does not show in its version. Of another
     none, as a GPU would have to be waited for. No operation of torch's, which a mode of the program would see."""
-    memory = memory_of(parameter) if type(parameter).__name__ == "Parameter" else None
-    if memory is None:
-        return b""  # given back, as by what keeps parameters elsewhere meanwhile
-    elements, size = int(parameter.numel()), int(parameter.element_size())
-    starts = range(0, len(memory), size * max(1, elements // _SOME))
-    return b"".join(memory[start : start + size] for start in starts)
+    return some_values(parameter) if type(parameter).__name__ == "Parameter" else b""
 
 
 def groups_of_optimizers() -> Iterator[tuple[Any, Mapping[str, Any]]]:

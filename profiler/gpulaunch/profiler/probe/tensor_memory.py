@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_char
 from typing import Any, Final
 
+_SOME: Final = 8
 _TYPES: Final = {
     **{f"torch.{name}": name for name in ("int64", "int32", "int16", "int8", "uint8")},
     "torch.bool": "uint8",
@@ -40,6 +41,20 @@ def memory_of(tensor: Any) -> memoryview | None:
     if not size or not tensor.is_contiguous() or storage.nbytes() < begin + size or not first:
         return None  # the last two: given back
     return memoryview((c_char * size).from_address(first + begin)).cast("B")
+
+
+def some_values(tensor: Any) -> bytes:
+    """Return the bytes of some values, spread over a tensor: all of a few, else 8 to 15; empty: see `memory_of`.
+
+    Args:
+        tensor: of torch's own type.
+    """
+    memory = memory_of(tensor)
+    if memory is None:
+        return b""  # given back, as by what keeps parameters elsewhere meanwhile
+    size = int(tensor.element_size())
+    starts = range(0, len(memory), size * max(1, int(tensor.numel()) // _SOME))
+    return b"".join(memory[start : start + size] for start in starts)
 
 
 def whole_numbers(tensor: Any, most: int) -> Any:
