@@ -29,14 +29,27 @@ def cleared_group() -> tuple[RankGroup, list[str], Loop]:
 
 def group_being_cleared(how: LeftoverPolicy) -> tuple[RankGroup, list[str], Loop]:
     """A group that has begun to be cleared."""
+    group, events, loop = new_group()
+    group.clear(frozenset(), how)
+    return group, events, loop
+
+
+def new_group() -> tuple[RankGroup, list[str], Loop]:
+    """A group without ranks yet, what it has called back, and the loop that it waits in."""
     events: list[str] = []
 
     def note(what: str) -> Any:
         return lambda *_: events.append(what)
 
     loop = Loop()
+    context = SimpleNamespace(
+        loop=loop,
+        base_env={"GPULAUNCH_RUN_ID": "r"},
+        foreign_children=True,
+        oom=SimpleNamespace(watch=note("watched")),
+    )
     group = RankGroup(
-        cast("Any", SimpleNamespace(loop=loop, base_env={"GPULAUNCH_RUN_ID": "r"}, foreign_children=True)),
+        cast("Any", context),
         World(
             attempt=0,
             nnodes=1,
@@ -58,7 +71,6 @@ def group_being_cleared(how: LeftoverPolicy) -> tuple[RankGroup, list[str], Loop
         ),
         agent_store=True,
     )
-    group.clear(frozenset(), how)
     return group, events, loop
 
 
@@ -104,4 +116,25 @@ def test_a_store_that_is_announced_while_the_ranks_are_cleared_is_ended_and_not_
     finally:
         store.kill()
         store.wait()
+        loop.close()
+
+
+def test_a_store_that_is_announced_while_ranks_end_does_not_end_them() -> None:
+    """Spawned ranks start before the store: one interrupted early was killed in its traceback, its files unwritten."""
+    source = "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(1), sys.exit(3)))\nprint(flush=True)"
+    rank = subprocess.Popen([sys.executable, "-S", "-c", source + "\ntime.sleep(600)"], stdout=subprocess.PIPE)
+    store = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    group, _, loop = new_group()
+    try:
+        assert rank.stdout
+        assert rank.stdout.read(1) == b"\n"
+        group.adopt(Started(pids=(rank.pid,), store_pid=None, error=""))
+        group.stop(signal.SIGTERM)
+        group.adopt(Started(pids=(), store_pid=store.pid, error=""))
+
+        assert rank.wait(30) == 3
+    finally:
+        for process in (rank, store):
+            process.kill()
+            process.communicate()
         loop.close()

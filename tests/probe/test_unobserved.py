@@ -66,7 +66,7 @@ def test_past_the_budget_only_some_steps_are_observed(run):
     assert sum(seen.step_counts) == 2_500
 
 
-@pytest.mark.light  # on a crowded machine its own cost is more than the step
+@pytest.mark.alone  # on a crowded machine its own cost is more than the step
 @pytest.mark.parametrize("percent", ["100", "0"])
 def test_within_a_larger_budget_or_without_one_they_are_all_observed(run, percent):
     seen = run("many_steps_past_the_budget", GPULAUNCH_PROFILE_BUDGET=percent)

@@ -183,7 +183,10 @@ class RankGroup:
             self._watch_rank(local_rank, pid)
         ranks = frozenset(self.live)
         if self._stopping:
-            self.kill()  # the attempt was given up while they were being started
+            # The attempt was given up while they were being started. Without any, the answer is about the store alone,
+            # and spawned ranks have been asked to end: they may take their time.
+            if started.pids:
+                self.kill()
         elif started.error:
             self._events.start_failed(ranks, f"cannot start all ranks: {started.error}", False)
         elif started.pids:
