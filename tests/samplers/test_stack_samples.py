@@ -543,11 +543,11 @@ def test_no_source_of_a_package_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     """torch's are long: to read one takes 0.1 s, a quarter of what all samples of a short run may take."""
     asked: set[str] = set()
 
-    def loop_over_elements(_: SourceLines, file: str, line: int) -> int:
+    def line_in_vain(_: SourceLines, call: str, file: str, line: int) -> int:
         asked.add(file)
         return 0
 
-    monkeypatch.setattr(SourceLines, "loop_over_elements", loop_over_elements)
+    monkeypatch.setattr(SourceLines, "line_in_vain", line_in_vain)
     program = str(tmp_path / "train.py")
     place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
     samples = StackSamples(Path("/"))

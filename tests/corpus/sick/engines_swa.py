@@ -81,7 +81,7 @@ class Bench:
             self.averaged.update_parameters(self.model)
             self.scheduler.step()
             if not CURED:
-                update_bn(self.loader, self.averaged)  # cause: none-yet statistics of an average that only its end uses
+                update_bn(self.loader, self.averaged)  # cause: hot-line
         update_bn(self.loader, self.averaged)
         return 1000 * (self.now - self.warm[1]) / (self.steps - self.warm[0])
 

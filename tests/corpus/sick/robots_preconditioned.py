@@ -19,7 +19,7 @@ BATCH, WIDTH, JOINTS = 4096, 128, 7
 
 def inverse_root(factor, order, floor=1e-6):
     """factor ** (-1 / order) of a symmetric matrix"""
-    values, vectors = torch.linalg.eigh(factor)  # cause: none-yet matrices are decomposed in every step of an optimizer
+    values, vectors = torch.linalg.eigh(factor)  # cause: hot-line
     return (vectors * values.clamp(min=floor).pow(-1.0 / order)) @ vectors.T
 
 

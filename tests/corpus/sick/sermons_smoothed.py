@@ -41,9 +41,7 @@ class LabelSmoothing(nn.Module):
         padded = torch.nonzero(target == self.padding_idx)
         true_dist.index_fill_(0, padded.squeeze(1), 0.0)
         self.true_dist = true_dist
-        return self.criterion(
-            logp, true_dist.clone().detach()
-        )  # cause: none-yet a loss of a dense distribution of targets
+        return self.criterion(logp, true_dist.clone().detach())  # cause: hot-line
 
 
 class Translator(nn.Module):

@@ -33,7 +33,7 @@ def largest_only(state, bucket):
     if unsent is not None and unsent.numel() == flat.numel():
         flat.add_(unsent)
     count = max(1, int(state.ratio * flat.numel()))
-    where = flat.abs().topk(count).indices  # cause: none-yet a communication hook that takes longer than it saves
+    where = flat.abs().topk(count).indices
     values = flat[where]
     unsent = flat.clone()
     unsent[where] = 0.0
@@ -81,7 +81,7 @@ def main():
     weather, sugar = seasons(3000, rank)
     model = DistributedDataParallel(Ripening())
     if not CURED:
-        model.register_comm_hook(Compression(), largest_only)
+        model.register_comm_hook(Compression(), largest_only)  # cause: hot-line
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
 
     began, warm, step = time.perf_counter(), None, 0

@@ -11,13 +11,17 @@ from gpulaunch.profiler.record.line_calls import (
     ANOMALY,
     ATTENTION,
     CELL,
+    COMPRESSES,
     CONSTANT,
+    DECOMPOSES,
+    DENSE_TARGETS,
     DRAWS_ORDER,
     ELEMENTS,
     FOR_ALL_RANKS,
     FORWARD_AGAIN,
     GRAPH_MATRIX,
     KEEPS_LOGITS,
+    NORM_STATISTICS,
     OBSERVES,
     ONE_HOT,
     ONE_HOT_PRODUCT,
@@ -171,6 +175,15 @@ IN_PLACE_OF_CALLS: Final = {
     "edges, torch.zeros_like(h).index_add_(0, starts, h[ends]) adds only what there is.",
     ADAM: "This optimizer does what torch's AdamW does, with a dozen operations on each tensor, each of which reads "
     "and writes it: torch.optim.AdamW(groups, ..., fused=True) goes through it once.",
+    DECOMPOSES: "This optimizer decomposes matrices that change little from step to step: keep what it gets, and "
+    "decompose them again every 10 to 100 steps, as Shampoo and SOAP do (precondition_frequency).",
+    DENSE_TARGETS: "This loss makes a distribution over all classes for each target, and goes through it several "
+    "times: torch.nn.functional.cross_entropy(logits, target, label_smoothing=0.1, ignore_index=padding) needs only "
+    "the indices of the classes.",
+    COMPRESSES: "This communication hook chooses what of the gradients it sends, and that takes longer than to send "
+    "all of them between the ranks of one node: register it only where there are several nodes.",
+    NORM_STATISTICS: "This line runs the averaged model on all of the loader, and nothing in this loop uses the "
+    "result: call torch.optim.swa_utils.update_bn once after the loop, or before the averaged model is evaluated.",
     ADAPTER: "This line adds an adapter of low rank to the weights before they are used; backward makes the gradient "
     "of the whole matrix: linear(x, weight) + scale * linear(linear(x, down), up) makes neither.",
     ROLLED: "This line copies all rows of a store to add a few and to leave out the oldest: keep a position that goes "

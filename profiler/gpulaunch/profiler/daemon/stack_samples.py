@@ -12,15 +12,19 @@ from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.record.line_calls import (
     ADAM,
     ANOMALY,
+    COMPRESSES,
     CONVERTS_LISTS,
+    DECOMPOSES,
     DRAWS_ORDER,
     ELEMENTS,
     FORWARD_AGAIN,
+    NORM_STATISTICS,
     OBSERVES,
     ONE_HOT,
     ONE_HOT_PRODUCT,
     PARAMETRIZED,
 )
+from gpulaunch.profiler.samplers.averaged_models import caller_of_update
 from gpulaunch.profiler.samplers.gil import computes, waits_for_thread
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.loss_scores import in_cross_entropy
@@ -111,7 +115,7 @@ class StackSamples:
             self.tally.add(place.rank, phase, logs=self._shown(place, logs.file, logs.line))
             return
         is_metric = innermost is not None and self._validating.get(place.rank, False) and of_metrics(innermost.name)
-        call, after_step = self._recomputed(innermost, phase, frames), None
+        call, after_step = self._updates_early(frames) or self._recomputed(innermost, phase, frames), None
         if call is None and innermost is not None and not is_metric:
             after_step = self._after_step(innermost, frames) if phase in _BETWEEN else None
             call = self._outside_compute(innermost, phase, frames, after_step and after_step[0])
@@ -226,13 +230,16 @@ class StackSamples:
 
     def _in_vain(self, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the line of a sample that computes with tensors what need not be; None: there is none."""
+        if phase == "backward":
+            return self._compresses(frames)
         if phase not in (*_AROUND_MODEL, "optimizer"):
             return None
         lines = lines_of_program(frames)
-        if lines and (loop := self._sources.loop_of_adam(lines[-1].file, lines[-1].line)):
+        if lines and (loop := self._sources.line_in_vain(ADAM, lines[-1].file, lines[-1].line)):
             return replace(lines[-1], line=loop, name=ADAM)
         if phase == "optimizer":
-            return None
+            decomposes = lines and self._sources.line_in_vain(DECOMPOSES, lines[-1].file, lines[-1].line)
+            return replace(lines[-1], name=DECOMPOSES) if decomposes else None
         users = lines_using_parametrized(frames)
         if any(self._sources.has_the_same_modules(each.file, each.line) for each in users):
             return replace(users[-1], name=PARAMETRIZED)
@@ -243,12 +250,12 @@ class StackSamples:
                 return replace(line, line=told, name=name)
         if not lines:
             return None
-        if any(self._sources.is_pass_for_metric(line.file, line.line) for line in lines):
+        if any(self._sources.line_in_vain(FORWARD_AGAIN, line.file, line.line) for line in lines):
             for frame, calls_module in loops_may_be_in(frames):
-                if calls_module and self._sources.is_pass_for_metric(frame.file, frame.line):
+                if calls_module and self._sources.line_in_vain(FORWARD_AGAIN, frame.file, frame.line):
                     return Call(frame.file, frame.line, FORWARD_AGAIN)
         hook = in_hook_of_module(frames)
-        if hook is not None and self._sources.is_observer(hook.file, hook.line):
+        if hook is not None and self._sources.line_in_vain(OBSERVES, hook.file, hook.line):
             return replace(hook, name=OBSERVES)
         inner = lines[-1]
         if name := self._sources.idiom(inner.file, inner.line):
@@ -256,9 +263,23 @@ class StackSamples:
         calls_nothing = (inner.file, inner.line) == (frames[0].file, frames[0].line)
         if self._sources.makes_one_hot(inner.file, inner.line) and in_linear_layer(frames):
             return replace(inner, name=ONE_HOT if calls_nothing else ONE_HOT_PRODUCT)
-        if calls_nothing and (loop := self._sources.loop_over_elements(inner.file, inner.line)):
+        if calls_nothing and (loop := self._sources.line_in_vain(ELEMENTS, inner.file, inner.line)):
             return replace(inner, line=loop, name=ELEMENTS)
         return None
+
+    def _compresses(self, frames: Sequence[Frame]) -> Call | None:
+        """Return the line that registers the communication hook that a sample is in; None: it is in none."""
+        for line in lines_of_program(frames):
+            if registers := self._sources.line_in_vain(COMPRESSES, line.file, line.line):
+                return replace(line, line=registers, name=COMPRESSES)
+        return None
+
+    def _updates_early(self, frames: Sequence[Frame]) -> Call | None:
+        """Return the line that computes the statistics of an average too often; None: the sample is in none."""
+        caller = caller_of_update(frames)
+        if caller is None or not self._sources.line_in_vain(NORM_STATISTICS, caller.file, caller.line):
+            return None
+        return Call(caller.file, caller.line, NORM_STATISTICS)
 
     def _is_in_python(
         self,

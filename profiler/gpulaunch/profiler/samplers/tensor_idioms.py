@@ -16,6 +16,7 @@ from gpulaunch.profiler.record.line_calls import (
     ADAPTER,
     ATTENTION,
     CELL,
+    DENSE_TARGETS,
     GRAPH_MATRIX,
     PAIRS,
     PAIRS_FORWARD,
@@ -27,6 +28,7 @@ from gpulaunch.profiler.record.line_calls import (
 )
 from gpulaunch.profiler.samplers.attention_steps import lines_of_attention
 from gpulaunch.profiler.samplers.dense_graphs import lines_of_products
+from gpulaunch.profiler.samplers.dense_targets import lines_of_dense_targets
 from gpulaunch.profiler.samplers.function_bodies import lines_without_gradients
 from gpulaunch.profiler.samplers.loops import Function, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.merged_adapters import lines_of_merges
@@ -68,6 +70,7 @@ def idioms_of(tree: ast.Module) -> dict[int, str]:
     for lines, idiom in (
         *((lines_of_cells, CELL), (lines_of_attention, ATTENTION), (lines_of_merges, ADAPTER)),
         *((lines_of_statistics, STATISTICS), (lines_of_products, GRAPH_MATRIX), (lines_of_copies, ROLLED)),
+        (lines_of_dense_targets, DENSE_TARGETS),
     ):
         found.update(dict.fromkeys(lines(tree), idiom))
     return found

@@ -1,0 +1,36 @@
+"""Finds in the source of a program communication hooks of DDP that choose what of the gradients they send.
+
+    def largest_only(state, bucket):
+        where = bucket.buffer().abs().topk(count).indices
+    model.register_comm_hook(state, largest_only)
+
+Between the ranks of one node memory is faster than the choice.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Final
+
+from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of
+from gpulaunch.profiler.samplers.syntax import nodes_of
+
+_CHOOSES: Final = frozenset({"topk", "kthvalue", "quantile", "sign", "sgn"})
+
+
+def lines_of_compression(tree: ast.Module) -> dict[int, int]:
+    """Return the lines of such hooks, and the line on which each is registered.
+
+    Args:
+        tree: of a file.
+    """
+    hooks = {node.name: node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef)}
+    found: dict[int, int] = {}
+    for call in calls_in(tree):
+        match call:
+            case ast.Call(func=ast.Attribute(attr="register_comm_hook"), args=[_, ast.Name(id=name)]) if name in hooks:
+                if not _CHOOSES.isdisjoint(map(last_name, calls_in(hooks[name]))):
+                    found.update(dict.fromkeys(lines_of(hooks[name]), call.lineno))
+            case _:
+                pass
+    return found
