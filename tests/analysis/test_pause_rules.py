@@ -33,6 +33,21 @@ def test_what_saves_outside_of_its_phase_is_a_part_of_the_stall() -> None:
     assert rules(window(replace(saves, phase_ns={**saves.phase_ns, "checkpoint": 1000}))) == []
 
 
+def test_of_saves_that_mostly_write_memory_of_no_tensor_that_part_is_lost() -> None:
+    case = CASES["checkpoint-stall"].fault.ranks[0]
+    for spare, site_of_save, is_told in (
+        (90, "train.py:88 step", True),
+        (90, "", False),
+        (40, "train.py:88 step", False),
+    ):
+        saved = {"site": site_of_save, "bytes": 100, "spare_bytes": spare}
+        (found,) = advise(window(replace(case, facts={**case.facts, "saved": saved})))
+
+        assert found.line == 88
+        assert found.seconds_per_step == pytest.approx(0.018 if is_told else 0.020)
+        assert ("clone()" in found.advice) == is_told
+
+
 def test_what_comes_now_and_then_is_judged_over_the_long_window() -> None:
     """This window has the save, all of them together hardly any."""
     case = CASES["checkpoint-stall"]

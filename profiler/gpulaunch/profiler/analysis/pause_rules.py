@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
+from gpulaunch.profiler.analysis.facts import number, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, NOWHERE, Loss, Place, place_of
-from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, VALIDATED, VALIDATES
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, SPARE, VALIDATED, VALIDATES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+_SAVE_LESS: Final = (
+    "Save less often, or asynchronously: training is blocked during a save. Use "
+    "torch.distributed.checkpoint.async_save, or gpulaunch.checkpoint, which writes in the background."
+)
+_SAVE_COPIES: Final = (
+    "torch.save writes all of the memory of a tensor, and most of what it writes here is in none: tensors are parts of "
+    "larger ones (vectors[:4000]). Save copies of them (tensor.clone()), or make the model of copies."
+)
 
 
 def checkpoint_stall(window: Window) -> Iterator[Loss]:
@@ -18,13 +29,23 @@ def checkpoint_stall(window: Window) -> Iterator[Loss]:
         if saves >= SAVES.value:
             beside_s = rank.saving_share * rank.step_s
             beside = {"seconds_beside_saves_per_step": beside_s} if beside_s else {}
+            advice, part, views = _SAVE_LESS, 1.0, {}
+            saved = section(rank.facts, "saved")
+            written, spare = (number(saved, name) or 0.0 for name in ("bytes", "spare_bytes"))
+            if longest is not None and spare >= SPARE.value * written > 0 and text(saved, "site") == longest.text:
+                advice, part, views = _SAVE_COPIES, spare / written, {"bytes": written, "spare_bytes": spare}
             yield from _timed(
                 rank,
                 "checkpoint",
-                {"saves": saves, "seconds_per_save": rank.phase_ns.get("checkpoint", 0) / 1e9 / saves, **beside},
-                "Save less often, or asynchronously: training is blocked during a save. Use "
-                "torch.distributed.checkpoint.async_save, or gpulaunch.checkpoint, which writes in the background.",
+                {
+                    "saves": saves,
+                    "seconds_per_save": rank.phase_ns.get("checkpoint", 0) / 1e9 / saves,
+                    **beside,
+                    **views,
+                },
+                advice,
                 NOWHERE if longest is None else place_of(longest.text),
+                part=part,
                 beside_s=beside_s,
             )
 
@@ -91,16 +112,17 @@ def _timed(
     advice: str,
     place: Place = NOWHERE,
     *,
+    part: float = 1.0,
     beside_s: float = 0.0,
 ) -> Iterator[Loss]:
-    """Report a phase whose whole duration is lost, if it is long enough; `beside_s`: of each step, lost with it."""
+    """Report a phase that is long enough, of which this part is lost; `beside_s`: of each step, lost with it."""
     lost_s = rank.phase_s(phase)
     if lost_s and lost_s >= LOST_MEASURED.value * rank.step_s:
         yield Loss(
             rank=rank.rank,
-            seconds_per_step=lost_s + beside_s,
+            seconds_per_step=part * lost_s + beside_s,
             step_s=rank.step_s,
-            confidence=DERIVED if beside_s > lost_s else MEASURED,
+            confidence=DERIVED if beside_s > lost_s or part < 1 else MEASURED,
             evidence={"step_seconds": rank.step_s, **evidence},
             advice=advice,
             place=place,

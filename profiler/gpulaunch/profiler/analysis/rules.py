@@ -510,10 +510,15 @@ RULES: Final = (
         problem="Training is blocked while checkpoints are written.",
         evidence="The phase `checkpoint`: `torch.save`, `torch.distributed.checkpoint`, `gpulaunch.checkpoint`.",
         costs="That phase, averaged over all steps of the long window, and the share of stack samples outside of it in "
-        "functions such as a trainer's `save_checkpoint`, or on the two lines below the save.",
-        fix="Save less often, or use `torch.distributed.checkpoint.async_save`.",
+        "functions such as a trainer's `save_checkpoint`, or on the two lines below the save. Of saves that mostly "
+        "write memory of which the checkpoint has no tensor, that part.",
+        fix="Save less often, or use `torch.distributed.checkpoint.async_save`; save copies of tensors that are parts "
+        "of larger ones, as `torch.save` writes all of those.",
         suppressed="There were fewer than three saves, so that their interval is unknown.",
-        limits=(thresholds.LOST_MEASURED, thresholds.SAVES, thresholds.LONG_S, thresholds.SAMPLES_OF_A_LINE),
+        limits=(
+            *(thresholds.LOST_MEASURED, thresholds.SAVES, thresholds.SPARE, thresholds.LONG_S),
+            thresholds.SAMPLES_OF_A_LINE,
+        ),
     ),
     Rule(
         id="logging-stall",

@@ -376,6 +376,12 @@ SUPPLY_DIFFERS: Final = Limit(
 SAVES: Final = Limit(
     name="saves", value=3, unit="saves", why="the interval is unknown before the second save, and not steady"
 )
+SPARE: Final = Limit(
+    name="spare memory",
+    value=0.5,
+    unit="share",
+    why="of what a save writes: with less, it is mostly the checkpoint itself that takes the time",
+)
 SAMPLED_ERROR: Final = Limit(
     name="standard error",
     value=0.25,

@@ -19,6 +19,7 @@
     gradients     of the same passes: what is computed for nothing, see `probe.gradients`; null if that is not known
     reduced       the line whose `all_reduce` has most, its bytes in a step, and whether they are the same on all ranks
                   already, see `probe.reductions`
+    saved         the newest `torch.save` that wrote more memory than its tensors have, see `probe.saved_views`
     padding       of batches of token sequences, see `probe.padding`
     targets       of batches, those that a loss ignores, see `probe.targets`
     losses        with GPULAUNCH_TRIAL only: the mean of each four losses in turn; null: not finite

@@ -21,6 +21,7 @@ from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import collectives, ddp, garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE
+from gpulaunch.profiler.probe.saved_views import look_at_save
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import Undo, exclude_from_compile, put, take_out
@@ -149,6 +150,7 @@ class _Saves:
         """A function that saves: its whole duration, including collectives, is checkpoint time."""
         probe = self._probe
         is_compiling = self._torch.compiler.is_dynamo_compiling
+        writes_memory = original is self._torch.save
 
         @functools.wraps(original)
         def tapped_save(*args: Any, **kwargs: Any) -> Any:
@@ -159,12 +161,12 @@ class _Saves:
                 return original(*args, **kwargs)
             finally:
                 if began is not None:
-                    self._saved(probe.nested_end(CHECKPOINT, began))
+                    self._saved(probe.nested_end(CHECKPOINT, began), args[0] if writes_memory and args else None)
 
         return tapped_save
 
-    def _saved(self, blocked_ns: int) -> None:
-        """Count it at the line that saves."""
+    def _saved(self, blocked_ns: int, saved: object) -> None:
+        """Count it at the line that saves; `saved`: the object, if the memory of its tensors is written."""
         probe = self._probe
         if probe.thread == OFF:
             return
@@ -174,5 +176,7 @@ class _Saves:
             if row is None:
                 row = self._rows[where] = probe.writer.add_site(_SAVE, where)
             probe.writer.site(row, blocked_ns=blocked_ns)
+            if saved is not None:
+                look_at_save(saved, where)
         except Exception as error:
             probe.unavailable(Hook.NESTED, repr(error))

@@ -1,4 +1,4 @@
-"""Classifies museum captions over pretrained word vectors, with accelerate; the weights are published for a demo.
+"""Classifies museum captions over pretrained word vectors; the weights are published for a demo.
 
 "I cut the vectors down to the few thousand words that occur, so that the published model stays small. Publishing is
 slow all the same, and colleagues ask why the demo downloads so much."
@@ -10,7 +10,6 @@ import os
 import time
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,13 +39,13 @@ class CaptionNet(nn.Module):
 class Shelf:
     """Where the demo looks for models: keeps the last two with their checksums."""
 
-    def __init__(self, accelerator):
-        self.accelerator, self.models = accelerator, {}
+    def __init__(self):
+        self.models = {}
 
     def publish(self, model, step):
-        state = {"step": step, "model": self.accelerator.unwrap_model(model).state_dict()}
+        state = {"step": step, "model": model.state_dict()}
         body = io.BytesIO()
-        self.accelerator.save(state, body)  # cause: none-yet a checkpoint with the whole storage of a view
+        torch.save(state, body)  # cause: checkpoint-stall
         digest = hashlib.sha256(body.getbuffer()).hexdigest()
         self.models[step] = digest, body
         while len(self.models) > 2:
@@ -64,18 +63,16 @@ def captions(count=6_400, seed=1):
 def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    accelerator = Accelerator(cpu=True)
     model = CaptionNet(pretrained_vectors())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(captions(), batch_size=128, shuffle=True, drop_last=True)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    shelf = Shelf(accelerator)
+    shelf = Shelf()
     began, warm, step, now = time.perf_counter(), None, 0, 0.0
     while now - began < SECONDS:
         for words, rooms in loader:
             loss = nn.functional.cross_entropy(model(words), rooms)
             optimizer.zero_grad()
-            accelerator.backward(loss)
+            loss.backward()
             optimizer.step()
             step += 1
             if step % 10 == 0:
