@@ -65,7 +65,10 @@ model.register_comm_hook(State(), largest)
         ("", "", {3}),
         ("torch.optim.Optimizer", "nn.Module", set[int]()),
         ("torch.linalg.eigh(factor)", "power_iteration(factor)", set[int]()),
-        ("            p.add_(root", "            torch.linalg.qr(p)\n            p.add_(root", {3, 10}),
+        ("            p.add_(root", "            torch.linalg.eigvalsh(p)\n            p.add_(root", {3, 10}),
+        ("torch.linalg.eigh(factor)", "torch.linalg.svd(momentum)", set[int]()),
+        ("torch.linalg.eigh(factor)", "torch.linalg.qr(parameter)", set[int]()),
+        ("torch.linalg.eigh(factor)", "torch.linalg.inv(cayley)", set[int]()),
         ("def whiten(data):", "def whiten(data):\n    return root(data)", {3}),
     ],
 )

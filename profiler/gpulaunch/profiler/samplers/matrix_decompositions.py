@@ -13,12 +13,9 @@ from typing import Final
 from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.syntax import nodes_of
 
-_DECOMPOSES: Final = frozenset(
-    {
-        *("eigh", "eig", "eigvalsh", "svd", "svd_lowrank", "lobpcg", "qr", "cholesky", "cholesky_inverse", "inv"),
-        *("inv_ex", "cholesky_ex", "inverse", "pinv", "pinverse", "matrix_exp"),
-    }
-)
+_DECOMPOSES: Final = frozenset({"eigh", "eigvalsh", "cholesky_inverse"})
+"""Of sums over many steps. Others are needed in every step, too: `svd` and `qr` make a momentum or a parameter
+orthogonal, `inv` and `matrix_exp` keep a parameter on a manifold."""
 
 
 def lines_of_decompositions(tree: ast.Module) -> set[int]:
