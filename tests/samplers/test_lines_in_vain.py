@@ -27,6 +27,7 @@ def whiten(data):
 class Shampoo(torch.optim.Optimizer):
     def step(self, closure=None):
         for p in self.parameters():
+            self.state[p].addmm_(p.grad, p.grad.T)
             p.add_(root(self.state[p]) @ p.grad)
 """
 AVERAGE = """
@@ -54,7 +55,7 @@ COMPRESSED = """
 def largest(state, bucket):
     flat = bucket.buffer()
     where = flat.abs().topk(100).indices
-    return exchange(flat, where)
+    dist.all_gather(all_where, where)
 model.register_comm_hook(State(), largest)
 """
 
@@ -65,8 +66,13 @@ model.register_comm_hook(State(), largest)
         ("", "", {3}),
         ("torch.optim.Optimizer", "nn.Module", set[int]()),
         ("torch.linalg.eigh(factor)", "power_iteration(factor)", set[int]()),
-        ("            p.add_(root", "            torch.linalg.eigvalsh(p)\n            p.add_(root", {3, 10}),
+        ("            p.add_(root", "            torch.linalg.eigvalsh(p)\n            p.add_(root", {3, 11}),
         ("torch.linalg.eigh(factor)", "torch.linalg.svd(momentum)", set[int]()),
+        ("torch.linalg.eigh(factor)", "torch.linalg.eigh(momentum.T @ momentum)", set[int]()),
+        ("torch.linalg.eigh(factor)", "torch.linalg.eigh(hessian(closure))", set[int]()),
+        ("            self.state[p].addmm_(p.grad, p.grad.T)\n", "", set[int]()),
+        ("addmm_(p.grad, p.grad.T)", "lerp_(p.grad @ p.grad.T, 0.1)", {3}),
+        ("addmm_(p.grad, p.grad.T)", "lerp_(p.grad, 0.1)", set[int]()),
         ("torch.linalg.eigh(factor)", "torch.linalg.qr(parameter)", set[int]()),
         ("torch.linalg.eigh(factor)", "torch.linalg.inv(cayley)", set[int]()),
         ("def whiten(data):", "def whiten(data):\n    return root(data)", {3}),
@@ -92,6 +98,21 @@ def test_matrices_that_an_optimizer_decomposes(was: str, now: str, lines: set[in
         ("class Bench:", "def test(bench):\n    return getattr(bench, 'averaged')(1)\nclass Bench:", set[int]()),
         ("while self.train_epoch():", "if self.train_epoch():", set[int]()),
         ("save(self.averaged)", "evaluate(self.averaged)", {8}),
+        ("save(self.averaged)", "return 1\n    def validate(self):\n        return score(self.averaged)", set[int]()),
+        ("class Bench:", "class Bench(Trainer):", set[int]()),
+        ("            update_bn", "            if self.is_last():\n                update_bn", set[int]()),
+        ("            update_bn", "            if USE_SWA:\n                update_bn", {9}),
+        (
+            "            update_bn(self.loader, self.averaged)\n",
+            "            if done:\n                break\n            update_bn(self.loader, self.averaged)\n",
+            set[int](),
+        ),
+        (
+            "            update_bn(self.loader, self.averaged)",
+            "            update_bn(self.loader, self.averaged.module)",
+            set[int](),
+        ),
+        ("            update_bn", "            for loader in loaders:\n                update_bn", set[int]()),
     ],
 )
 def test_statistics_of_an_average_that_nothing_uses_yet(was: str, now: str, lines: set[int]) -> None:
@@ -109,7 +130,13 @@ def test_statistics_of_an_average_that_nothing_uses_yet(was: str, now: str, line
         ("self.confidence)\n", "a)\n        smoothed.scatter_(1, others.unsqueeze(1), 1 - a)\n", set[int]()),
         ("        smoothed.scatter_(1, target.data.unsqueeze(1), self.confidence)\n", "", set[int]()),
         ("target.data.unsqueeze(1)", "chosen", set[int]()),
-        ("self.criterion(x, smoothed.detach())", "self.criterion(x, teacher)", {7, 8}),
+        ("self.criterion(x, smoothed.detach())", "self.criterion(x, teacher)", set[int]()),
+        ("x.data.clone()\n        smoothed.fill_(", "self.unigram.expand_as(x)\n        print(", set[int]()),
+        ("        smoothed.fill_(self.smoothing / (self.size - 2))\n", "", set[int]()),
+        ("self.confidence)\n", "0.0)\n", set[int]()),
+        ("self.confidence)\n", "1.0)\n", set[int]()),
+        ("self.confidence)\n", "True)\n", set[int]()),
+        ("        smoothed.fill_", "        mask = torch.full((9, 9), -1e9)\n        smoothed.fill_", {8, 9, 10}),
     ],
 )
 def test_targets_that_are_made_a_matrix(was: str, now: str, lines: set[int]) -> None:
@@ -122,6 +149,12 @@ def test_targets_that_are_made_a_matrix(was: str, now: str, lines: set[int]) -> 
     [
         ("", "", {2, 3, 4, 5}),
         (".topk(100)", ".clone()", set[int]()),
+        (".topk(100)", ".kthvalue(100)", set[int]()),
+        (
+            "    dist.all_gather(all_where, where)\n",
+            "    return default_hooks.allreduce_hook(state, flat)\n",
+            set[int](),
+        ),
         ("State(), largest", "State(), powerSGD_hook", set[int]()),
         ("model.register_comm_hook", "model.register_hook", set[int]()),
     ],
@@ -143,7 +176,7 @@ def test_samples_are_counted_where_they_are_told(tmp_path: Path) -> None:
     samples = StackSamples(Path("/"))
     place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
 
-    samples.add(place, "optimizer", [Frame("root", shampoo, 3), Frame("step", shampoo, 10)])
+    samples.add(place, "optimizer", [Frame("root", shampoo, 3), Frame("step", shampoo, 11)])
     samples.add(place, "forward", [Frame("root", shampoo, 3), Frame("forward", shampoo, 10)])
     places[f"{shampoo}:3"] = 1
     for phase in ("forward", "data_wait"):

@@ -178,10 +178,11 @@ IN_PLACE_OF_CALLS: Final = {
     DECOMPOSES: "This optimizer decomposes matrices that change little from step to step: keep what it gets, and "
     "decompose them again every 10 to 100 steps, as Shampoo and SOAP do (precondition_frequency).",
     DENSE_TARGETS: "This loss makes a distribution over all classes for each target, and goes through it several "
-    "times: torch.nn.functional.cross_entropy(logits, target, label_smoothing=0.1, ignore_index=padding) needs only "
-    "the indices of the classes.",
-    COMPRESSES: "This communication hook chooses what of the gradients it sends, and that takes longer than to send "
-    "all of them between the ranks of one node: register it only where there are several nodes.",
+    "times: torch.nn.functional.cross_entropy(logits, target, label_smoothing=0.1, ignore_index=padding), with the "
+    "reduction that the loss has (sum), needs only the indices. It spreads the rest over all classes, the target too.",
+    COMPRESSES: "This communication hook sends only a part of the gradients, and to choose it takes longer than to "
+    "send all of them between the ranks of one node: register it only where there are several nodes. The optimizer "
+    "gets other gradients then: all of them.",
     NORM_STATISTICS: "This line runs the averaged model on all of the loader, and nothing in this loop uses the "
     "result: call torch.optim.swa_utils.update_bn once after the loop, or before the averaged model is evaluated.",
     ADAPTER: "This line adds an adapter of low rank to the weights before they are used; backward makes the gradient "

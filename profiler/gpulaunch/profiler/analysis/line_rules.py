@@ -138,8 +138,8 @@ def _in_steps(window: Window) -> Iterator[Loss]:
             least = LOST_MEASURED if measured else CONVERTED if call in (CONVERTS, ONE_HOT, ONE_HOT_PRODUCT) else LOST
             if found.seconds_per_step < least.value * rank.step_s:
                 continue
-            if call == COMPRESSES and world_size(rank, window) > len(window.ranks):
-                continue  # there is a network between some
+            if call == COMPRESSES and number(section(rank.facts, "ddp"), "world_size") != len(window.over.ranks):
+                continue  # there may be a network between some
             if call == RECOMPUTED and not _has_memory_for(found.seconds_per_step, rank, window):
                 continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)

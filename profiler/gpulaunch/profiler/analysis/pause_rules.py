@@ -32,7 +32,8 @@ def checkpoint_stall(window: Window) -> Iterator[Loss]:
             advice, part, views = _SAVE_LESS, 1.0, {}
             saved = section(rank.facts, "saved")
             written, spare = (number(saved, name) or 0.0 for name in ("bytes", "spare_bytes"))
-            if longest is not None and spare >= SPARE.value * written > 0 and text(saved, "site") == longest.text:
+            is_of_all = len(saving) == 1 and text(saved, "site").endswith(saving[0].text)
+            if is_of_all and spare >= SPARE.value * written > 0:
                 advice, part, views = _SAVE_COPIES, spare / written, {"bytes": written, "spare_bytes": spare}
             yield from _timed(
                 rank,

@@ -26,6 +26,7 @@ from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import Undo, exclude_from_compile, put, take_out
 from gpulaunch.profiler.probe.training_thread import OFF
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _SAVE: Final = SITE_KINDS.index("save")
 _CHECKPOINT: Final = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver")
@@ -179,4 +180,6 @@ class _Saves:
             if saved is not None:
                 look_at_save(saved, where)
         except Exception as error:
+            if raised_by_program(error):
+                raise
             probe.unavailable(Hook.NESTED, repr(error))

@@ -19,6 +19,8 @@ from gpulaunch.profiler.probe.tensor_memory import without_functions
 
 _MOST_OBJECTS: Final = 10_000
 """Containers and what is in them; of more nothing is told."""
+_PLAIN: Final = (int, float, bool, str, type(None))
+"""Besides tensors, what takes no time to write."""
 
 
 def look_at_save(saved: object, site: str) -> None:
@@ -31,7 +33,8 @@ def look_at_save(saved: object, site: str) -> None:
 def bytes_of_save(saved: object) -> tuple[int, int]:
     """Return the bytes that a save of an object writes for tensors, and those of them that no tensor in it has.
 
-    Tensors of types other than torch's own do not count. (0, 0): it has too many objects.
+    (0, 0): it has too many objects, or others than tensors of torch's own types on a device, containers, numbers and
+    texts. They may be most of what is written, or have that memory, as a module does. None of their code runs.
     """
     torch: Any = sys.modules["torch"]
     own_types = (torch.Tensor, torch.nn.Parameter)
@@ -40,16 +43,21 @@ def bytes_of_save(saved: object) -> tuple[int, int]:
     todo: list[Any] = [saved]
     with without_functions():
         for thing in todo:
-            if type(thing) in own_types:
-                if thing.layout is torch.strided and not thing.is_meta:
+            kind = type(thing)
+            if kind in own_types:
+                if thing.layout is not torch.strided or thing.is_nested or thing.is_meta:
+                    return 0, 0
+                try:
                     memory = thing.untyped_storage()
                     at = memory.data_ptr()
-                    held[at] = memory.nbytes()
-                    used[at] = used.get(at, 0) + thing.nbytes
-            elif isinstance(thing, dict):
+                except RuntimeError:
+                    return 0, 0  # a wrapper of torch's, without memory of its own
+                held[at] = memory.nbytes()
+                used[at] = used.get(at, 0) + thing.nbytes
+            elif issubclass(kind, dict) and len(todo) + dict.__len__(thing) <= _MOST_OBJECTS:
                 todo += dict.values(thing)
-            elif type(thing) in (list, tuple):
+            elif kind in (list, tuple) and len(todo) + len(thing) <= _MOST_OBJECTS:
                 todo += thing
-            if len(todo) > _MOST_OBJECTS:
+            elif kind not in _PLAIN:
                 return 0, 0
     return sum(held.values()), sum(max(0, size - used[at]) for at, size in held.items())

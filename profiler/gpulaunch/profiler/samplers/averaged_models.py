@@ -11,11 +11,11 @@ the loop needs that; else it belongs after the loop.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, word_of
+from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of
 from gpulaunch.profiler.stack import Frame
 
@@ -34,47 +34,70 @@ def caller_of_update(frames: Sequence[Frame]) -> Frame | None:
 
 
 def lines_of_updates(tree: ast.Module) -> set[int]:
-    """Return the lines that call `update_bn` in a loop, for a model that is used for nothing in it or elsewhere.
+    """Return the lines that call `update_bn` in every turn of a loop, for a model that nothing else in the file uses
+    before the loop has ended.
 
     Args:
         tree: of a file.
     """
     found = set[int]()
-    for function in [tree, *(node for node in nodes_of(tree) if isinstance(node, Function))]:
-        for loop in nodes_of(function):
-            if isinstance(loop, ast.For | ast.While):
-                for call, model in _updates_in(loop):
-                    scope = tree if isinstance(model, ast.Attribute) else function
-                    if not _is_used(word_of(model), scope, function, loop.end_lineno or loop.lineno):
-                        found.update(lines_of(call))
+    bases = {id(each) for of in nodes_of(tree) if isinstance(of, ast.ClassDef) and of.bases for each in nodes_of(of)}
+    for function in nodes_of(tree):
+        if isinstance(function, ast.FunctionDef) and id(function) not in bases:  # a base class may use it elsewhere
+            for loop in function.body:
+                if isinstance(loop, ast.For | ast.While):
+                    found.update(_updates_in(loop, function, tree))
     return found
 
 
-def _updates_in(part: ast.AST) -> Iterator[tuple[ast.Call, ast.expr]]:
-    for call in calls_in(part):
-        if last_name(call) == _UPDATES and len(call.args) > 1 and word_of(call.args[1]):
-            yield call, call.args[1]
+def _updates_in(loop: ast.For | ast.While, function: ast.FunctionDef, tree: ast.Module) -> set[int]:
+    """The lines of such calls among the statements that a loop of a function makes in every turn."""
+    found = set[int]()
+    if not any(isinstance(node, ast.Break | ast.Return) for node in nodes_of(loop)):
+        for statement in _every_turn(loop.body):
+            match statement:
+                case ast.Expr(
+                    value=ast.Call(args=[_, ast.Name() | ast.Attribute(value=ast.Name(id="self")) as model, *_]) as call
+                ) if last_name(call) == _UPDATES:
+                    after = {id(node) for each in function.body if each.lineno > loop.lineno for node in nodes_of(each)}
+                    if not _is_used(word_of(model), tree, after):
+                        found.update(lines_of(call))
+                case _:
+                    pass
+    return found
 
 
-def _is_used(model: str, scope: ast.AST, function: ast.AST, loop_end: int) -> bool:
-    """Whether a model is used for more than its average, other than after the loop.
+def _every_turn(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a loop that all turns make, or none does: those under `if USE_SWA:` as well."""
+    for statement in body:
+        if isinstance(statement, ast.If) and _is_setting(statement.test):
+            yield from _every_turn(statement.body)
+        else:
+            yield statement
+
+
+def _is_setting(test: ast.expr) -> bool:
+    """`USE_SWA`, `not PLAIN`"""
+    named = test.operand if isinstance(test, ast.UnaryOp) else test
+    return isinstance(named, ast.Name) and named.id.isupper()
+
+
+def _is_used(model: str, tree: ast.Module, after: Set[int]) -> bool:
+    """Whether a model is used for more than its average.
 
     Args:
         model: its name, or that of an attribute.
-        scope: where it is known.
-        function: which has the loop.
-        loop_end: its last line.
+        tree: of the file: all that has this name counts.
+        after: the nodes of what its function does after the loop, which do not.
     """
-    averaged = {id(of) for _, of in _updates_in(scope)}
-    averaged |= {
-        id(call.func.value)
-        for call in calls_in(scope)
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "update_parameters"
-    }
-    averaged |= {id(target) for target, _ in assigned_in(nodes_of(scope))}
-    averaged |= {id(node) for node in nodes_of(function) if isinstance(node, ast.expr) and node.lineno > loop_end}
+    averages = {id(target) for target, _ in assigned_in(nodes_of(tree))} | after
+    for call in calls_in(tree):
+        if last_name(call) == _UPDATES:
+            averages |= {id(each) for each in call.args[1:2]}
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "update_parameters":
+            averages.add(id(call.func.value))
     return any(
         isinstance(node, ast.Name | ast.Attribute | ast.Constant) and word_of(node) == model
-        for node in nodes_of(scope)
-        if id(node) not in averaged
+        for node in nodes_of(tree)
+        if id(node) not in averages
     )

@@ -13,10 +13,11 @@ import ast
 from typing import Final
 
 from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, method_name, word_of
-from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of, words_in
+from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of, root_of, words_in
 
 _KL: Final = frozenset({"KLDivLoss", "kl_div"})
-_FILLS: Final = frozenset({"fill_", "full_like", "full", "zeros_like", "zeros", "index_fill_", "masked_fill_"})
+_CHANGES: Final = frozenset({"fill_", "scatter_", "index_fill_", "masked_fill_", "detach", "clone", "requires_grad_"})
+"""Methods of such a matrix while it is made; `fill_` first, if it was not made by `full_like`."""
 
 
 def lines_of_dense_targets(tree: ast.Module) -> set[int]:
@@ -27,47 +28,63 @@ def lines_of_dense_targets(tree: ast.Module) -> set[int]:
     """
     found = set[int]()
     for of in nodes_of(tree):
-        if not isinstance(of, ast.ClassDef | ast.FunctionDef) or _KL.isdisjoint(words_in(of)):
-            continue
-        for function in nodes_of(of):
-            if isinstance(function, Function) and (written := _written(function)):
-                criteria = _KL | {name for name in map(_criterion, nodes_of(of)) if name}
-                for call in calls_in(function):
-                    given = set[str]().union(*(words_in(each) for each in call.args))
-                    makes = method_name(call) == "scatter_" or last_name(call) in _FILLS
-                    if makes or (last_name(call) in criteria and written in given):
-                        found.update(lines_of(call))
+        if isinstance(of, ast.ClassDef | ast.FunctionDef) and not _KL.isdisjoint(words_in(of)):
+            criteria = _KL | {name for name in map(_criterion, nodes_of(of)) if name}
+            for function in nodes_of(of):
+                if isinstance(function, Function) and (name := _written(function)):
+                    losses = [
+                        call
+                        for call in calls_in(function)
+                        if last_name(call) in criteria and any(root_of(each) == name for each in call.args[1:2])
+                    ]
+                    if losses:
+                        makes = (call for call in calls_in(function) if _method_of(call, name))
+                        found.update(line for call in (*makes, *losses) for line in lines_of(call))
     return found
 
 
 def _written(function: ast.AST) -> str:
-    """The name of a matrix into which a number is written at the index of each target; empty: there is none.
+    """The name of a matrix of one number into which another is written at the index of each target; empty: there is
+    none.
 
     Where several are written, or one for each target, it is no smoothing: mixup, targets of several classes.
     """
-    writes = [call for call in calls_in(function) if method_name(call) == "scatter_"]
-    match writes:
+    match [call for call in calls_in(function) if method_name(call) == "scatter_"]:
         case [
             ast.Call(
                 func=ast.Attribute(value=ast.Name(id=name)),
                 args=[ast.Constant() | ast.UnaryOp(), ast.Call(func=ast.Attribute(attr="unsqueeze")), number],
             )
         ]:
-            return name if _is_number(number, function) else ""
+            methods = [method for call in calls_in(function) if (method := _method_of(call, name))]
+            made = [value for to, value in assigned_in(nodes_of(function)) if ast.unparse(to) == name]
+            is_full = len(made) == 1 and isinstance(made[0], ast.Call) and last_name(made[0]) in ("full_like", "full")
+            is_made_so = len(made) == 1 and (is_full or "fill_" in methods) and _CHANGES.issuperset(methods)
+            return name if is_made_so and _is_number(number, function) else ""
+        case _:
+            return ""
+
+
+def _method_of(call: ast.Call, name: str) -> str:
+    """The method that a call is of what has this name; empty: it is of something else."""
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=of), attr=method) if of == name:
+            return method
         case _:
             return ""
 
 
 def _is_number(value: ast.expr, function: ast.AST) -> bool:
-    """`0.9`, `1 - smoothing`, `self.confidence`, a name of one of these."""
+    """`0.9`, `1 - smoothing`, `self.confidence`, a name of one of these; not the 1 of a mask."""
     match value:
-        case ast.Constant() | ast.BinOp(left=ast.Constant(), op=ast.Sub()) | ast.Attribute(value=ast.Name(id="self")):
+        case ast.Constant(value=float(number)):
+            return 0 < number < 1
+        case ast.BinOp(left=ast.Constant(value=1), op=ast.Sub()) | ast.Attribute(value=ast.Name(id="self")):
             return True
         case ast.Name(id=name):
             values = [given for to, given in assigned_in(nodes_of(function)) if word_of(to) == name]
-            return bool(values) and all(
-                not isinstance(each, ast.Name) and _is_number(each, function) for each in values
-            )
+            numbers = [each for each in values if not isinstance(each, ast.Name) and _is_number(each, function)]
+            return numbers == values != []
         case _:
             return False
 
