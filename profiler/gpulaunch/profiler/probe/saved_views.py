@@ -15,7 +15,7 @@ import sys
 from typing import Any, Final
 
 from gpulaunch.profiler.probe import facts
-from gpulaunch.profiler.probe.tensor_memory import without_functions
+from gpulaunch.profiler.probe.tensor_memory import storage_of, without_functions
 
 _MOST_OBJECTS: Final = 10_000
 """Containers and what is in them; of more nothing is told."""
@@ -45,14 +45,10 @@ def bytes_of_save(saved: object) -> tuple[int, int]:
         for thing in todo:
             kind = type(thing)
             if kind in own_types:
-                if thing.layout is not torch.strided or thing.is_nested or thing.is_meta:
+                if thing.is_meta or (found := storage_of(thing)) is None:
                     return 0, 0
-                try:
-                    memory = thing.untyped_storage()
-                    at = memory.data_ptr()
-                except RuntimeError:
-                    return 0, 0  # a wrapper of torch's, without memory of its own
-                held[at] = memory.nbytes()
+                storage, at = found
+                held[at] = storage.nbytes()
                 used[at] = used.get(at, 0) + thing.nbytes
             elif issubclass(kind, dict) and len(todo) + dict.__len__(thing) <= _MOST_OBJECTS:
                 todo += dict.values(thing)

@@ -24,19 +24,30 @@ def without_functions() -> AbstractContextManager[Any]:
     return nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
+def storage_of(tensor: Any) -> tuple[Any, int] | None:
+    """Return the storage of a tensor, which it may be a part of, and where its memory is; None: it has none.
+
+    Args:
+        tensor: of torch's own type.
+    """
+    if str(tensor.layout) != "torch.strided" or tensor.is_nested:
+        return None
+    try:
+        storage = tensor.untyped_storage()
+        return storage, int(storage.data_ptr())
+    except RuntimeError:
+        return None  # a wrapper of torch's, without memory of its own
+
+
 def memory_of(tensor: Any) -> memoryview | None:
     """Return the bytes of a tensor, valid as long as it is; None: they are elsewhere, or not one after the other.
 
     Args:
         tensor: of torch's own type.
     """
-    if tensor.device.type != "cpu" or str(tensor.layout) != "torch.strided" or tensor.is_nested:
+    if tensor.device.type != "cpu" or (found := storage_of(tensor)) is None:
         return None
-    try:
-        storage = tensor.untyped_storage()
-        first = int(storage.data_ptr())
-    except RuntimeError:
-        return None  # a wrapper of torch's, without memory of its own
+    storage, first = found
     size, begin = (int(count * tensor.element_size()) for count in (tensor.numel(), tensor.storage_offset()))
     if not size or not tensor.is_contiguous() or storage.nbytes() < begin + size or not first:
         return None  # the last two: given back

@@ -11,7 +11,8 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import last_name, lines_of, method_name, word_of
+from gpulaunch.profiler.samplers.function_bodies import optimizers_in
+from gpulaunch.profiler.samplers.loops import last_name, lines_of, method_name, owner_of, word_of
 from gpulaunch.profiler.samplers.syntax import assigned_in, dotted, nodes_of
 
 _OF_ADAM: Final = frozenset(
@@ -30,12 +31,11 @@ def lines_of_adam(tree: ast.Module) -> dict[int, int]:
         tree: of a file.
     """
     found: dict[int, int] = {}
-    for each in nodes_of(tree):
-        if isinstance(each, ast.ClassDef) and any(word_of(base) == "Optimizer" for base in each.bases):
-            for step in each.body:
-                if isinstance(step, ast.FunctionDef) and step.name == "step" and _is_adam(step):
-                    for loop in _loops_over_parameters(step):
-                        found.update(dict.fromkeys(lines_of(loop), loop.lineno))
+    for each in optimizers_in(tree):
+        for step in each.body:
+            if isinstance(step, ast.FunctionDef) and step.name == "step" and _is_adam(step):
+                for loop in _loops_over_parameters(step):
+                    found.update(dict.fromkeys(lines_of(loop), loop.lineno))
     return found
 
 
@@ -67,7 +67,7 @@ def _is_adam(step: ast.FunctionDef) -> bool:
             ast.Call(func=ast.Attribute(attr="addcdiv_"), args=[ast.Name(id=first), _]),
         ):
             averages = [call for call in calls if _averages(call, first, step, parameter)]
-            roots = [call for call in calls if method_name(call) == "sqrt" and _owner(call) == second]
+            roots = [call for call in calls if method_name(call) == "sqrt" and owner_of(call) == second]
             is_corrected = any(isinstance(node, ast.Pow) for node in nodes)  # `1 - beta ** step`
             of_gradient = _is_gradient(a, step, parameter) and _is_gradient(b, step, parameter)
             return of_gradient and len(averages) == len(roots) == 1 and is_corrected
@@ -88,10 +88,6 @@ def _averages(call: ast.Call, name: str, step: ast.FunctionDef, parameter: str) 
             return of == name and _is_gradient(given, step, parameter)
         case _:
             return False
-
-
-def _owner(call: ast.Call) -> str:
-    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def _is_of_a_number(node: ast.AST) -> bool:

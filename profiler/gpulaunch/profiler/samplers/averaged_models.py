@@ -4,8 +4,8 @@
         averaged.update_parameters(model)
         update_bn(loader, averaged)
 
-`torch.optim.swa_utils.update_bn` runs the model on all of a loader. Whoever evaluates or saves the averaged model in
-the loop needs that; else it belongs after the loop.
+`torch.optim.swa_utils.update_bn` runs the model on all of a loader. A loop that evaluates or
+saves the averaged model needs that; else it belongs after the loop.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, method_name, word_of
+from gpulaunch.profiler.samplers.loops import Function, calls_in, last_name, lines_of, method_name, owner_of, word_of
 from gpulaunch.profiler.samplers.syntax import assigned_in, nodes_of, root_of, words_in
 
 _KL: Final = frozenset({"KLDivLoss", "kl_div"})
@@ -38,7 +38,7 @@ def lines_of_dense_targets(tree: ast.Module) -> set[int]:
                         if last_name(call) in criteria and any(root_of(each) == name for each in call.args[1:2])
                     ]
                     if losses:
-                        makes = (call for call in calls_in(function) if _method_of(call, name))
+                        makes = (call for call in calls_in(function) if owner_of(call) == name)
                         found.update(line for call in (*makes, *losses) for line in lines_of(call))
     return found
 
@@ -56,20 +56,12 @@ def _written(function: ast.AST) -> str:
                 args=[ast.Constant() | ast.UnaryOp(), ast.Call(func=ast.Attribute(attr="unsqueeze")), number],
             )
         ]:
-            methods = [method for call in calls_in(function) if (method := _method_of(call, name))]
+            methods = {method_name(call) for call in calls_in(function) if owner_of(call) == name}
             made = [value for to, value in assigned_in(nodes_of(function)) if ast.unparse(to) == name]
-            is_full = len(made) == 1 and isinstance(made[0], ast.Call) and last_name(made[0]) in ("full_like", "full")
-            is_made_so = len(made) == 1 and (is_full or "fill_" in methods) and _CHANGES.issuperset(methods)
-            return name if is_made_so and _is_number(number, function) else ""
-        case _:
-            return ""
-
-
-def _method_of(call: ast.Call, name: str) -> str:
-    """The method that a call is of what has this name; empty: it is of something else."""
-    match call.func:
-        case ast.Attribute(value=ast.Name(id=of), attr=method) if of == name:
-            return method
+            if len(made) != 1 or not methods <= _CHANGES or not _is_number(number, function):
+                return ""
+            is_full = isinstance(made[0], ast.Call) and last_name(made[0]) in ("full_like", "full")
+            return name if is_full or "fill_" in methods else ""
         case _:
             return ""
 

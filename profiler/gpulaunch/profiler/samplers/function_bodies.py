@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, last_name, lines_of
+from gpulaunch.profiler.samplers.loops import BACKWARD, Function, calls_in, last_name, lines_of, word_of
 from gpulaunch.profiler.samplers.syntax import nodes_of, root_of, words_in
 from gpulaunch.profiler.samplers.tensor_functions import COMPUTE, FILLS, ROOM
 
@@ -53,6 +53,13 @@ def arguments_of(function: Function) -> set[str]:
 def inits_of(of: ast.ClassDef) -> list[ast.FunctionDef]:
     """The methods `__init__` of a class: one, or none."""
     return [each for each in of.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+
+
+def optimizers_in(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    """The classes of a file that are optimizers of torch."""
+    for node in nodes_of(tree):
+        if isinstance(node, ast.ClassDef) and any(word_of(base) == "Optimizer" for base in node.bases):
+            yield node
 
 
 def is_special(function: Function) -> bool:

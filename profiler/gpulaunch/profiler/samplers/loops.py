@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gpulaunch.profiler.samplers.loop_turns import Loop, parts_of, turns_need_each_other
-from gpulaunch.profiler.samplers.syntax import nodes_of
+from gpulaunch.profiler.samplers.syntax import dotted, nodes_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = Function | ast.ClassDef
@@ -188,6 +188,11 @@ def imported_names(tree: ast.Module) -> dict[str, str]:
 def method_name(call: ast.Call) -> str:
     """The name of the method that is called; empty: it is none."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def owner_of(call: ast.Call) -> str:
+    """What has the method that is called, `self.h` of `self.h.add_(x)`; empty: it is more than names, or no method."""
+    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def last_name(call: ast.Call) -> str:

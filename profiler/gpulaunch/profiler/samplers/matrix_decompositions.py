@@ -11,7 +11,8 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of, word_of
+from gpulaunch.profiler.samplers.function_bodies import optimizers_in
+from gpulaunch.profiler.samplers.loops import calls_in, last_name, lines_of
 from gpulaunch.profiler.samplers.syntax import dotted, nodes_of, root_of
 
 _DECOMPOSES: Final = frozenset({"eigh", "eigvalsh", "cholesky_inverse"})
@@ -28,11 +29,7 @@ def lines_of_decompositions(tree: ast.Module) -> set[int]:
         tree: of a file.
     """
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    todo: list[ast.AST] = [
-        node
-        for node in nodes_of(tree)
-        if isinstance(node, ast.ClassDef) and _is_optimizer(node) and any(map(_adds_product, calls_in(node)))
-    ]
+    todo: list[ast.AST] = [each for each in optimizers_in(tree) if any(map(_adds_product, calls_in(each)))]
     found = set[int]()
     while todo:
         for call in calls_in(todo.pop()):
@@ -41,10 +38,6 @@ def lines_of_decompositions(tree: ast.Module) -> set[int]:
             elif isinstance(call.func, ast.Name) and (called := functions.pop(call.func.id, None)) is not None:
                 todo.append(called)
     return found
-
-
-def _is_optimizer(of: ast.ClassDef) -> bool:
-    return any(word_of(base) == "Optimizer" for base in of.bases)
 
 
 def _adds_product(call: ast.Call) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from typing import Final
 
 from gpulaunch.profiler.samplers.called_names import called_name
-from gpulaunch.profiler.samplers.loops import calls_in, last_name, method_name
+from gpulaunch.profiler.samplers.loops import calls_in, last_name, method_name, owner_of
 from gpulaunch.profiler.samplers.sampled_calls import on_the_host
 from gpulaunch.profiler.samplers.syntax import dotted, nodes_of
 
@@ -53,7 +53,7 @@ def trained_copies(tree: ast.Module, imported: dict[str, str]) -> Iterator[ast.s
         if last_name(call)[:1].isupper() or last_name(call) == "grad"
         for argument in call.args
         for each in calls_in(argument)
-        if isinstance(each.func, ast.Attribute) and each.func.attr == "parameters" and (name := dotted(each.func.value))
+        if method_name(each) == "parameters" and (name := owner_of(each))
     }
     for node in nodes_of(tree):
         match node:
