@@ -127,7 +127,7 @@ def went(steps: int = 1000, *, batches: int = 0, transfer_ms: float = 0.0, **sha
 @pytest.mark.parametrize(
     ("one", "sentence"),
     [
-        (went(other=0.04, data_wait=0.01), "no findings: 95% of the steps is the model itself"),
+        (went(other=0.04, data_wait=0.01), "no findings: 95% of the steps is forward, backward and optimizer"),
         (went(steps=20, other=0.5), "no findings: 20 steps in 2 s are too few to judge"),
         (went(comm=0.08), "no findings: comm is 8% of the steps, ranks wait for each other or for the network"),
         (went(data_wait=0.09, batches=1000, transfer_ms=2.0), "no findings: data wait is 9% of the steps"),
@@ -144,3 +144,14 @@ def went(steps: int = 1000, *, batches: int = 0, transfer_ms: float = 0.0, **sha
 def test_without_findings_it_is_said_where_the_steps_went(one: summary.RankTotals, sentence: str) -> None:
     assert summary.why_nothing_was_found([one]) == sentence
     assert summary.why_nothing_was_found([one, one]) == sentence
+
+
+def test_a_few_slow_steps_are_enough_to_judge() -> None:
+    """A dozen of 10 s are a window of a minute."""
+    slow, slower = went(steps=16, data_wait=0.08), went(steps=12, data_wait=0.08)
+    for one in (slow, slower):
+        one.step_ns *= 100
+        one.phase_ns = {phase: 100 * ns for phase, ns in one.phase_ns.items()}
+
+    assert summary.why_nothing_was_found([slow]) == "no findings: data wait is 8% of the steps"
+    assert summary.why_nothing_was_found([slower]) == "no findings: 12 steps in 120 s are too few to judge"

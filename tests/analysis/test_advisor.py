@@ -325,6 +325,52 @@ def test_at_its_end_a_run_is_judged_as_a_whole_by_what_the_last_window_had() -> 
     assert earlier.conclude(None, fault) == later.conclude(None, window()) == ()
 
 
+def test_a_line_that_only_the_first_window_had_is_not_told_at_the_end() -> None:
+    """Of all samples so far it is no part any more."""
+    advisor = Advisor()
+
+    (first,) = advisor.add_window(sampled(28))
+    assert [found.rule for found in advisor.add_window(WELL)] == [first.rule]
+    assert advisor.conclude(None, None) == ()
+
+
+def test_a_run_of_one_window_is_told_its_lines_and_what_is_clear_in_all_of_it() -> None:
+    advisor = Advisor()
+    (line,) = advisor.add_window(sampled(28))
+
+    told = {found.rule: found for found in advisor.conclude(sampled(36), CASES["dataloader-lists"].fault)}
+
+    assert told.keys() == {"hot-line", "dataloader-lists"}
+    assert told["hot-line"].seconds_per_step > line.seconds_per_step
+
+
+def test_slow_fetches_are_told_whichever_cure_each_window_finds_better() -> None:
+    """Whether another worker saves a tenth of the step was answered otherwise in each of three windows."""
+    fewer, slower = CASES["dataloader-too-few-workers"].fault, CASES["dataloader-slow-transform"].fault
+
+    assert heard(fewer, slower, fewer) == [[], ["dataloader-slow-transform"], ["dataloader-slow-transform"]]
+    assert heard(fewer, WELL, slower, COLLECTS, WELL) == [[], [], [], [], []]
+
+
+def test_findings_take_no_more_than_the_time_that_there_is() -> None:
+    advisor, step_s = Advisor(), WELL.ranks[0].step_s
+    seen = window(
+        rank(
+            samples=100,
+            gpu=None,
+            calling={"a.py:1": 70, "b.py:2": 60},
+            calls={"a.py:1": "json.dump", "b.py:2": "copy.deepcopy"},
+        )
+    )
+
+    first, second = advisor.add_window(seen)
+
+    assert first.seconds_per_step == pytest.approx(0.7 * step_s)
+    assert second.seconds_per_step == pytest.approx(0.3 * step_s)
+    assert second.seconds_per_hour == pytest.approx(0.3 * 3600)
+    assert second.advice.endswith(f"Another {300 * step_s:.3g} ms of every step are part of the findings above.")
+
+
 @given(windows)
 def test_whatever_was_seen_the_rules_answer_with_figures_that_can_be(seen: Window) -> None:
     for found in advise(seen):
@@ -338,17 +384,21 @@ def test_whatever_was_seen_the_rules_answer_with_figures_that_can_be(seen: Windo
 
 @given(st.lists(windows, max_size=8))
 def test_no_finding_stands_that_was_not_seen_twice_unless_it_is_of_many_samples(seen: list[Window]) -> None:
-    """What is told at the slowest line of a loader so far may have been seen at another line before."""
+    """What is told at the slowest line of a loader so far may have been seen at another line before, and slow fetches
+    with another cure. Together they never take more than the time that there is."""
     advisor = Advisor()
     times: dict[object, int] = {}
 
     def identity(found: Finding) -> object:
-        at_any_line = found.rule in ("dataloader-slow-transform", "dataloader-lock")
-        return (found.rule, found.subject) if at_any_line else found.key
+        if found.rule in ("dataloader-slow-transform", "dataloader-too-few-workers"):
+            return "slow fetches", found.subject
+        return (found.rule, found.subject) if found.rule == "dataloader-lock" else found.key
 
     for each in seen:
         for one in {identity(found) for found in advise(each)}:
             times[one] = times.get(one, 0) + 1
-        for found in advisor.add_window(each):
+        told = advisor.add_window(each)
+        assert sum(found.seconds_per_hour for found in told) <= 3600 * 1.000001
+        for found in told:
             of_samples = found.rule in ("hot-line", "logging-stall", "small-operations-loop", "gil-contention")
             assert times[identity(found)] >= (1 if of_samples else 2)

@@ -127,3 +127,11 @@ def test_a_finding_as_json_has_the_names_that_others_rely_on() -> None:
         "evidence": {"share_ratio": 0.333333, "cause": "input"},
         "advice": "Do it otherwise.",
     }
+
+
+def test_of_ranks_whose_memory_grows_the_one_that_is_full_first_is_told() -> None:
+    losses = [loss(rank, 0.0, evidence={"hours_to_full": hours}) for rank, hours in enumerate((5.0, 0.4, 0.06, 0.5))]
+
+    (found,) = findings_of("host-memory-growth", losses)
+
+    assert (found.ranks, found.evidence["hours_to_full"]) == ((0, 1, 2, 3), 0.06)

@@ -136,3 +136,13 @@ def test_lines_that_follow_each_other_are_told_once_wherever_most_samples_are(
     later = replace(early, line=line, evidence={**early.evidence, "lines": lines, "samples": 200.0})
 
     assert [each.line for each in with_one_owner([before, later])] == told
+
+
+def test_the_same_lines_of_two_ranks_are_told_once() -> None:
+    """Each had another one of them as the first that has many samples."""
+    (found,) = advise(late_by("other", 1))
+    one = replace(found, ranks=(1,), line=31, evidence={**found.evidence, "lines": "30-31", "samples": 200.0})
+    other = replace(one, ranks=(0,), line=30, seconds_per_hour=0.9 * found.seconds_per_hour)
+    apart = replace(other, line=40, evidence={**found.evidence, "lines": "40-41"})
+
+    assert [(each.line, each.ranks) for each in with_one_owner([other, one, apart])] == [(31, (0, 1)), (40, (0,))]

@@ -80,6 +80,33 @@ def test_very_slow_steps_are_judged_by_four() -> None:
     assert [window.ranks[0].steps for window in found] == [4, 4, 4]
 
 
+def test_what_a_program_does_after_its_last_step_is_in_no_window() -> None:
+    """Such as writing its results for a minute; if there is another step, it was a long pause in one."""
+    history, node = warm()
+    windows(history, node, 7)
+    for _ in range(60):
+        node.now_s += 1.0
+        assert history.look(node.look()) is None
+    last = history.last_window()
+    assert last is not None
+    assert (last.seconds, last.ranks[0].steps) == (2.0, 20)
+
+    (window,) = windows(history, node, 1)
+    assert (window.seconds, window.ranks[0].steps) == (63.0, 30)
+
+
+def test_a_few_slow_steps_are_a_run_all_the_same() -> None:
+    for step_s, judged in ((2.0, False), (8.0, True)):
+        history, node = warm()
+        for _ in range(10):
+            node.ranks[0].step()
+            node.now_s += step_s
+            history.look(node.look())
+        whole = history.short_run()
+        assert whole is not None
+        assert [each.steps for each in whole.ranks] == [10] * judged
+
+
 def test_without_steps_there_is_no_window() -> None:
     history, node = warm()
     node.now_s += 3600.0

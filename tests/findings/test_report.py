@@ -118,6 +118,18 @@ def test_all_nodes_of_a_run_are_in_one_report(here: Path) -> None:
     assert [found["rule"] for found in report.collect(run)["findings"]] == ["sync-every-step", "host-memory-growth"]
 
 
+def test_what_all_nodes_have_is_one_of_the_first_three_lines(here: Path) -> None:
+    run = here / "shared"
+    for node in range(4):
+        a_run(run / f"node-{node}", replace(SYNC, seconds_per_hour=100.0 * (node + 1)), LEAK)
+
+    sync, leak = report.headlines(str(run))
+
+    assert sync.startswith("found: sync-every-step train.py:88: ")
+    assert ", 400 s of every hour; " in sync
+    assert leak.startswith("found: host-memory-growth ")
+
+
 def test_what_costs_no_time_says_so(here: Path) -> None:
     said = report.as_text(report.collect(a_run(here / "run", LEAK)))
 

@@ -45,6 +45,16 @@ def test_a_run_that_goes_on_is_not_told_first_what_it_does_not_lose_any_more(run
     assert told.startswith("sync-every-step at train.py:1: ")
 
 
+def test_memory_that_is_full_soon_leads(run: RunView) -> None:
+    full = replace(a_finding(4), rule="host-memory-growth", seconds_per_step=0.0, seconds_per_hour=0.0, active=True)
+    full = replace(full, evidence={"hours_to_full": 0.05}, advice="At this rate the memory is full in 3.0 minutes.")
+
+    first, second = headline(replace(run, status=Status.RUNNING, findings=(full, replace(LONG, active=True))))
+
+    assert first == "host-memory-growth at train.py:4: At this rate the memory is full in 3.0 minutes."
+    assert second.startswith("sync-every-step at train.py:1: ")
+
+
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.FINISHED, Status.LOST])
 def test_what_an_earlier_run_lost_is_told_as_such(run: RunView, status: Status) -> None:
     of_this = replace(LONG, active=True)

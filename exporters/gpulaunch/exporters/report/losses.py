@@ -21,13 +21,17 @@ def headline(view: RunView) -> tuple[str, ...]:
     """Return the largest losses, one sentence each."""
     priced = [finding for finding in view.findings if finding.seconds_per_hour > 0 and not finding.earlier]
     if view.status is Status.RUNNING:
-        priced = [finding for finding in priced if finding.active]
+        active = [finding for finding in view.findings if finding.active]
+        priced = [each for each in active if each.seconds_per_hour > 0 or each.is_urgent]
     else:  # a rate per hour is irrelevant for a finished run
         worth = _LEAST_OF_A_RUN * (view.elapsed_seconds or 0.0)
         priced = [finding for finding in priced if finding.lost_seconds is None or finding.lost_seconds >= worth]
         priced.sort(key=lambda finding: -(finding.lost_seconds or 0.0))
     price = _price if view.status is Status.RUNNING else _price_of_run
-    said = [f"{found.rule}{_at(found)}: {price(found)}. {found.advice}" for found in priced[:3]]
+    said = [
+        f"{found.rule}{_at(found)}: {f'{price(found)}. ' * bool(found.seconds_per_step)}{found.advice}"
+        for found in priced[:3]
+    ]
     spent = {bucket: value for bucket, value in view.goodput_seconds.items() if value is not None}
     idle = {bucket: lost for bucket, lost in spent.items() if bucket != "productive" and lost > 0}
     whole = view.goodput_whole_seconds
@@ -54,8 +58,8 @@ def section(view: RunView) -> Section:
     blocks: list[Block] = [
         Paragraph(
             "The time is what would be saved in every step, and in an hour of training. Confidence: 90 % is read from "
-            "a clock or a counter, 70 % is derived from measurements, 40 % is a bound. Findings with the same cause "
-            "count the same time twice: fix the first one and run again."
+            "a clock or a counter, 70 % is derived from measurements, 40 % is a bound. Together the findings take no "
+            "more than there is: the time of a lower one is what those above it leave. Fix the first one and run again."
         ),
         Table(
             caption="Findings, largest loss first",
@@ -129,8 +133,8 @@ def _nothing(view: RunView) -> str:
     if not view.watched:
         return "No finding was recorded. The totals of each rank are below."
     return (
-        "No rule found a problem. A finding needs two consecutive windows of 5 s after 10 warm-up steps, which a short "
-        "run may not have. The time of a step is broken down below."
+        "No rule found a problem. The rules judge the steps after the first 10, at least 20 of them (4, if they take a "
+        "minute), which a short run may not have. The time of a step is broken down below."
     )
 
 

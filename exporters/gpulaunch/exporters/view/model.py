@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gpulaunch.exporters.view.rank_model import Curve, RankView, SiteView
 from gpulaunch.profiler.channel.layout import PHASES
-from gpulaunch.profiler.record import GOODPUT_BUCKETS
+from gpulaunch.profiler.record import GOODPUT_BUCKETS, ends_job_soon
 
 VERSION: Final = 1
 """Version of the JSON format of a view. It changes if a field is removed or redefined, not if one is added."""
@@ -120,6 +120,11 @@ class FindingView:
     def location(self) -> str:
         """`file:line`, as far as known."""
         return (self.file or "") + (f":{self.line}" if self.file and self.line is not None else "")
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it ends the job within the hour, such as memory that is full then."""
+        return ends_job_soon(self.evidence)
 
 
 @dataclass(frozen=True, kw_only=True)

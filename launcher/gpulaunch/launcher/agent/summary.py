@@ -19,6 +19,8 @@ _TELLS = 0.05
 _JUDGED_STEPS = 30
 """Of the warm-up and the shortest window of the rules (`analysis.thresholds`)."""
 _JUDGED_NS = 2_000_000_000
+_SLOW_STEPS, _SLOW_NS = 14, 60_000_000_000
+"""The same of slow steps, in a window of a minute."""
 _HINTS = {
     "comm": "ranks wait for each other or for the network",
     "validation": "validate less often, or on a part of the data",
@@ -162,13 +164,15 @@ def why_nothing_was_found(totals: Iterable[RankTotals]) -> str:
     if not stepping:
         return ""
     steps, longest_ns = max(one.steps for one in stepping), max(one.step_ns for one in stepping)
-    if steps < _JUDGED_STEPS or longest_ns < _JUDGED_NS:
-        return f"no findings: {steps} steps in {longest_ns / 1e9:.2g} s are too few to judge"
+    if longest_ns < _JUDGED_NS or steps < (_JUDGED_STEPS if longest_ns < _SLOW_NS else _SLOW_STEPS):
+        return f"no findings: {steps} steps in {longest_ns / 1e9:.3g} s are too few to judge"
     step_ns = sum(one.step_ns for one in stepping)
     shares = {phase: sum(one.phase_ns[phase] for one in stepping) / step_ns for phase in PHASES}
     outside = max((phase for phase in PHASES if phase not in _MODEL), key=shares.__getitem__)
     if shares[outside] < _TELLS:
-        return f"no findings: {sum(shares[phase] for phase in _MODEL):.0%} of the steps is the model itself"
+        return (
+            f"no findings: {sum(shares[phase] for phase in _MODEL):.0%} of the steps is forward, backward and optimizer"
+        )
     hint = _HINTS.get(outside, "")
     batches, transfer_ns = sum(one.batches for one in stepping), sum(one.transfer_ns for one in stepping)
     transferred = min(transfer_ns / step_ns, shares[outside])

@@ -171,7 +171,11 @@ def headlines(run_dir: str, most: int = 3, *, since_s: float = 0.0) -> list[str]
         since_s: findings before this Unix time belong to another run.
     """
     every = collect(Path(run_dir))["findings"]
-    findings = [found for found in every if found["active"] and found["last_seen_s"] >= since_s]
+    told: dict[tuple[str, str], dict[str, Any]] = {}
+    for found in every:
+        if found["active"] and found["last_seen_s"] >= since_s:
+            told.setdefault((found["rule"], _where(found)), found)  # of the same one on several nodes the largest
+    findings = list(told.values())
     if not findings and any(found["last_seen_s"] >= since_s for found in every):
         return [_printable(f"no finding is active at the end; earlier ones: gpulaunch report {run_dir}")]
     lines = [f"found: {found['rule']}{_where(found)}: {_cost(found)}; {found['advice']}" for found in findings[:most]]

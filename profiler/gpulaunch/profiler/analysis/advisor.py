@@ -22,6 +22,8 @@ _AT_ONCE: Final = frozenset({"hot-line", "logging-stall", "small-operations-loop
 """Rules that judge all samples so far, and wait themselves until there are enough: a second window adds little."""
 _AT_THE_SLOWEST_LINE: Final = frozenset({"dataloader-slow-transform", "dataloader-lock", "straggler"})
 """Rules with one loss per loader, or rank, at the line that holds most of it so far: with more samples, another one."""
+_SLOW_FETCHES: Final = frozenset({"dataloader-too-few-workers", "dataloader-slow-transform"})
+"""Rules with one loss between them: whether workers or a cheaper transform would help more may differ by window."""
 _NOT_ONCE: Final = frozenset({"recompiles"})
 """Rules for which what happens once is normal."""
 
@@ -53,9 +55,22 @@ class _Standing:
     missed: int = 0
 
     @property
+    def rule(self) -> str:
+        return self.recent[-1].rule
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.recent[-1].ranks
+
+    @property
     def appears(self) -> bool:
         """Whether it was found often enough to be reported."""
-        return self.seen >= (1 if self.recent[-1].rule in _AT_ONCE else APPEARS.value)
+        return self.seen >= (1 if self.rule in _AT_ONCE else APPEARS.value)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether it was in the samples of the first windows only, and is not in all of them."""
+        return self.rule in _AT_ONCE and self.missed >= self.seen
 
     def as_told(self) -> Finding:
         """Return the whole finding of the window with the median loss, so that its figures are consistent.
@@ -63,7 +78,7 @@ class _Standing:
         Of several windows with that loss (0, where no time is lost) the last one is used; of samples so far, the last.
         Only windows with the line that most of them have.
         """
-        if self.recent[-1].rule in _AT_ONCE:
+        if self.rule in _AT_ONCE:
             return self.recent[-1]
         ((key, _),) = Counter(found.key for found in reversed(self.recent)).most_common(1)
         there = [found for found in self.recent if found.key == key]
@@ -75,6 +90,7 @@ class Advisor:
     """Takes one window after another and keeps the current findings."""
 
     def __init__(self) -> None:
+        self.windows = 0
         self._standing: dict[tuple[str, str, int, str], _Standing] = {}
         self._failed: dict[str, str] = {}
 
@@ -88,13 +104,14 @@ class Advisor:
 
         Earlier findings of a rule that raises expire as if the rule no longer found them.
         """
+        self.windows += 1
         found = self._add(advise(window, self._fail))
         for key in self._standing.keys() - found:
             standing = self._standing[key]
             standing.missed += 1
             if not standing.appears or standing.missed >= GONE.value:
                 del self._standing[key]
-        return self._told()
+        return _within_the_time(each.as_told() for each in self._standing.values() if each.appears)
 
     def conclude(self, rest: Window | None, whole: Window | None) -> tuple[Finding, ...]:
         """Return the findings that are current at the end of a run.
@@ -102,31 +119,41 @@ class Advisor:
         Args:
             rest: the steps after the last window. Only rules that judge all samples so far take it: for others it is
                 too short, or the end of the program.
-            whole: all steps after the warm-up of a run of few windows. What the last one had, but not the one before
-                it, is told if it is clear in this.
+            whole: all steps after the warm-up of a run of few windows. What is clear in this is told: after several
+                windows only what the last one had, but not the one before it.
         """
         if rest is not None:
-            self._add(found for found in advise(rest, self._fail) if found.rule in _AT_ONCE)
-        clear = () if whole is None else self.judge_once(whole)
-        of_last = {key for key, standing in self._standing.items() if not standing.appears}
-        return self._told(*(found for found in clear if _identity(found) in of_last))
+            found = self._add(each for each in advise(rest, self._fail) if each.rule in _AT_ONCE)
+            for key in self._standing.keys() - found:
+                self._standing[key].missed += 1
+        told = {key: each.as_told() for key, each in self._standing.items() if each.appears and not each.is_refuted}
+        for clear in () if whole is None else self._clear(whole):
+            key = _identity(clear)
+            if self.windows < APPEARS.value or (key in self._standing and not self._standing[key].appears):
+                told.setdefault(key, clear)
+        return _within_the_time(told.values())
 
     def _add(self, findings: Iterable[Finding]) -> Set[tuple[str, str, int, str]]:
         """Add those of one window; return what identifies each."""
         found = {_identity(finding): finding for finding in findings}
         for key, finding in found.items():
-            standing = self._standing.setdefault(key, _Standing())
+            if key not in self._standing:
+                self._standing[key] = _Standing(seen=self._seen_as_another(finding, found.keys()))
+            standing = self._standing[key]
             standing.recent.append(finding)
             standing.seen += 1
             standing.missed = 0
         return found.keys()
 
-    def _told(self, *others: Finding) -> tuple[Finding, ...]:
-        standing = [each.as_told() for each in self._standing.values() if each.appears]
-        return _in_order(with_one_owner([*standing, *others]))
+    def _seen_as_another(self, finding: Finding, found: Set[tuple[str, str, int, str]]) -> int:
+        """How often another rule has found the loss of a new finding, which it does not find now."""
+        if finding.rule not in _SLOW_FETCHES:
+            return 0
+        others = [each for key, each in self._standing.items() if key not in found and each.rule in _SLOW_FETCHES]
+        return max((each.seen for each in others if not each.appears and each.ranks == finding.ranks), default=0)
 
-    def judge_once(self, window: Window) -> tuple[Finding, ...]:
-        """Return the findings of a run that was too short for two windows: the clear ones, with a low confidence."""
+    def _clear(self, window: Window) -> tuple[Finding, ...]:
+        """Return the clear findings of a run that was too short for several windows, with a low confidence."""
         steps = max((rank.steps for rank in window.ranks), default=0)
         return tuple(
             replace(
@@ -146,6 +173,29 @@ class Advisor:
 def _identity(found: Finding) -> tuple[str, str, int, str]:
     """What identifies the same finding in another window."""
     return (found.rule, "", 0, found.subject) if found.rule in _AT_THE_SLOWEST_LINE else found.key
+
+
+def _within_the_time(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings in their order, with one owner for each loss: what a lower one can save is at most what those
+    above it leave of the time."""
+    told: list[Finding] = []
+    left_s = 3600.0
+    for found in _in_order(with_one_owner([*findings])):
+        kept_s = min(found.seconds_per_hour, left_s)
+        left_s -= kept_s
+        told.append(found if kept_s == found.seconds_per_hour else _trimmed(found, kept_s / found.seconds_per_hour))
+    return tuple(told)
+
+
+def _trimmed(found: Finding, share: float) -> Finding:
+    """Return a finding with a share of its loss."""
+    others_ms = 1e3 * (1.0 - share) * found.seconds_per_step
+    return replace(
+        found,
+        seconds_per_step=share * found.seconds_per_step,
+        seconds_per_hour=share * found.seconds_per_hour,
+        advice=f"{found.advice} Another {others_ms:.3g} ms of every step are part of the findings above.",
+    )
 
 
 def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:

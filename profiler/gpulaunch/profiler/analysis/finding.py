@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.record import Finding
+from gpulaunch.profiler.record import Finding, order_of
 
 MEASURED: Final = 0.9
 """Confidence if the seconds or bytes were read from a clock or a counter."""
@@ -72,7 +72,7 @@ def findings_of(rule: str, losses: Iterable[Loss]) -> list[Finding]:
         by_place.setdefault((loss.place, loss.subject), []).append(loss)
     found: list[Finding] = []
     for (place, subject), there in by_place.items():
-        worst = max(there, key=lambda loss: loss.seconds_per_step)
+        worst = min(there, key=lambda loss: order_of(loss.evidence, loss.seconds_per_step))
         seconds = min(worst.seconds_per_step, worst.step_s)  # waits of helper threads are capped at the step
         found.append(
             Finding(

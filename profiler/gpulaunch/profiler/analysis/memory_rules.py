@@ -20,7 +20,7 @@ from gpulaunch.profiler.analysis.thresholds import (
 )
 from gpulaunch.profiler.analysis.trend import growth_of
 from gpulaunch.profiler.analysis.window import MemoryPoint, RankWindow, Window
-from gpulaunch.profiler.record import HostState
+from gpulaunch.profiler.record import HostState, ends_job_soon
 
 _GRAPHS: Final = (
     "torch.compile recompiles, and keeps every compiled graph: keep shapes and Python values constant across steps, or "
@@ -153,7 +153,7 @@ def _growing(
         if full_s > MOST_TO_FULL_S.value:
             return
         evidence["hours_to_full"] = full_s / 3600
-        if is_urgent:
+        if ends_job_soon(evidence):
             advice = f"At this rate the memory is full in {_shortly(full_s)}. {advice}"
     yield Loss(
         rank=rank.rank,

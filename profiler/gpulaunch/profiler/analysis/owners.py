@@ -35,6 +35,7 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
     directly below a save; and a line of a thread that more samples have shown at another one since.
     """
     findings = [each for each in findings if not any(_replaces(other, each) for other in findings)]
+    findings = _of_all_ranks(findings)
     loops = [each for each in findings if each.rule == _LOOP]
     kept = [each for each in findings if each.rule != _LINE or not any(_is_in(each, loop) for loop in loops)]
     for save in [each for each in kept if each.rule == _SAVE]:
@@ -58,6 +59,20 @@ def _replaces(later: Finding, earlier: Finding) -> bool:
     else:
         is_same = later.rule == _LINE and later.file == earlier.file and _share_lines(later, earlier)
     return is_same and float(later.evidence.get("samples", 0.0)) > float(earlier.evidence.get("samples", 0.0))
+
+
+def _of_all_ranks(findings: Sequence[Finding]) -> list[Finding]:
+    """Unite the same lines of several ranks, which may each have had another one of them as the first."""
+    united: list[Finding] = []
+    for found in sorted(findings, key=lambda each: -each.seconds_per_hour):
+        for at, other in enumerate(united):
+            is_group = found.rule == other.rule == _LINE and "lines" in found.evidence and "lines" in other.evidence
+            if is_group and found.file == other.file and _share_lines(found, other):
+                united[at] = replace(other, ranks=tuple(sorted({*other.ranks, *found.ranks})))
+                break
+        else:
+            united.append(found)
+    return united
 
 
 def _share_lines(one: Finding, other: Finding) -> bool:

@@ -59,20 +59,21 @@ class Snapshots:
                 self._base = self._long = self._next_long = snapshot
                 self._forget_lows()
             return None
-        if _steps(self._latest or self._base, snapshot):  # after the last step its processes end one by one
-            devices = self._means.of(snapshot.state.devices)  # a GPU is idle by the end
-            self._latest = replace(snapshot, state=replace(snapshot.state, devices=devices))
-        if not _is_over(self._base, snapshot):
-            return None
-        return self._close(self._base, snapshot)
+        if not _steps(self._latest or self._base, snapshot):
+            return None  # after the last step, what the program does is no part of one, and its processes end
+        devices = self._means.of(snapshot.state.devices)
+        self._latest = replace(snapshot, state=replace(snapshot.state, devices=devices))
+        return self._close(self._base, self._latest) if _is_over(self._base, self._latest) else None
 
     def short_run(self) -> Window | None:
         """Return all steps of the attempt after the warm-up as one window; None if they are too few for a verdict."""
         if self._long is None or self._latest is None:
             return None
-        if _seconds(self._long, self._latest) < SHORT_RUN_S.value:
+        seconds = _seconds(self._long, self._latest)
+        if seconds < SHORT_RUN_S.value:
             return None
-        return between(self._long, self._latest, least_steps=int(WINDOW_STEPS.value))
+        least = WINDOW_STEPS if seconds < SLOW_WINDOW_S.value else SLOW_WINDOW_STEPS
+        return between(self._long, self._latest, least_steps=int(least.value))
 
     def last_window(self) -> Window | None:
         """Return the steps since the last window, and since the begin of the long one; None if there are too few."""
@@ -85,7 +86,6 @@ class Snapshots:
         return replace(between(self._base, self._latest, least_steps=least), longer=longer)
 
     def _close(self, base: Snapshot, snapshot: Snapshot) -> Window:
-        snapshot = replace(snapshot, state=replace(snapshot.state, devices=self._means.of(snapshot.state.devices)))
         for rank, point in self._least.points(snapshot).items():
             self._memory.setdefault(rank, Series(_MEMORY_POINTS)).add(point)
         memory = {rank: series.points for rank, series in self._memory.items()}

@@ -29,7 +29,6 @@ class Findings:
         self._history = Snapshots()
         self._advisor = Advisor()
         self._standing: tuple[Finding, ...] = ()
-        self._windows = 0
         self._told_of: set[str] = set()
         self._group: AttemptGroup | None = None
         self._cpu_nodes: Mapping[int, frozenset[int]] = {}
@@ -76,23 +75,20 @@ class Findings:
         )
         if window is not None:
             self._standing = self._advisor.add_window(window)
-            self._windows += 1
         return self._standing
 
     def conclude(self) -> tuple[Finding, ...]:
         """Return the findings at the end of the run: with all its stack samples; of one that was too short for two
         windows as a whole; and what only the last of a few windows had, if it is clear in the whole."""
-        whole = self._history.short_run() if self._windows < FEW_WINDOWS.value else None
-        if self.judged:
-            self._standing = self._advisor.conclude(self._history.last_window(), whole)
-        elif whole is not None:
-            self._standing = self._advisor.judge_once(whole)
+        rest = self._history.last_window() if self._advisor.windows else None
+        whole = self._history.short_run() if self._advisor.windows < FEW_WINDOWS.value else None
+        self._standing = self._advisor.conclude(rest, whole)
         return self._standing
 
     @property
     def judged(self) -> bool:
         """Whether enough windows are over to report a finding."""
-        return self._windows >= APPEARS.value
+        return self._advisor.windows >= APPEARS.value
 
     def troubles(self) -> tuple[str, ...]:
         """Return the rules that have failed since the last call, each once: they would fail in every window."""

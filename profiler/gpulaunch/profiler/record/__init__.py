@@ -18,7 +18,7 @@ from gpulaunch.profiler.channel.quantities import (
     SyncTotals,
 )
 from gpulaunch.profiler.channel.segment import Site
-from gpulaunch.profiler.record.finding import Finding, order_of
+from gpulaunch.profiler.record.finding import Finding, ends_job_soon, order_of
 from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, GpuHealth, GpuState, bare_uuid
 from gpulaunch.profiler.record.node import GOODPUT_BUCKETS, RESTART_KINDS, HostState, NodeState, RunState, StackState
 from gpulaunch.profiler.record.ranks import (
@@ -68,5 +68,6 @@ __all__ = [
     "TrainingState",
     "Usage",
     "bare_uuid",
+    "ends_job_soon",
     "order_of",
 ]

@@ -59,8 +59,13 @@ class Finding:
 
 def order_of(evidence: Mapping[str, Any], seconds_per_hour: float) -> tuple[float, float]:
     """The order of a finding by its evidence and its cost; see `Finding.order`."""
+    return (evidence["hours_to_full"] if ends_job_soon(evidence) else inf, -seconds_per_hour)
+
+
+def ends_job_soon(evidence: Mapping[str, Any]) -> bool:
+    """Whether, by its evidence, what a finding is about ends the job within the hour."""
     hours = evidence.get("hours_to_full")
-    return (hours if isinstance(hours, int | float) and hours < _URGENT_HOURS else inf, -seconds_per_hour)
+    return isinstance(hours, int | float) and hours < _URGENT_HOURS
 
 
 def _rounded(value: float) -> float:
