@@ -299,6 +299,8 @@ def test_a_loop_that_is_computed_again_in_backward_makes_no_steps(looping) -> No
         ("other", 2, "", [True] * 23, False),
         ("other", 2, "", [True] * 20 + [False] + [True] * 20, False),
         ("other", 2, "", [True] * 60 + [False] + [True] * 40, True),
+        ("other", 2, "", [True] * 20 + [False] + [True] * 50, True),
+        ("other", 2, "", [True] * 40 + [False] * 2 + [True] * 60, False),
         ("other", 2, "", [None] * 30, False),
         ("other", 2, "torch/nn/modules/module.py", [True] * 30, False),
         ("other", 2, "torch/autograd/function.py", [True] * 30, False),
@@ -309,7 +311,8 @@ def test_a_loop_that_is_computed_again_in_backward_makes_no_steps(looping) -> No
         ("other", 5, "", [True] * 30, False),
     ],
     ids=[
-        *("Python", "before backward", "few samples", "tensors", "another thread took it", "not known", "in the model"),
+        *("Python", "before backward", "few samples", "tensors", "another thread took it", "one of 71", "two of 102"),
+        *("not known", "in the model"),
         *("in an operation of the program's", "in generated code", "in backward", "collects on purpose"),
         *("an operation of a package", "has a name of its own"),
     ],
