@@ -18,8 +18,6 @@ from gpulaunch.exporters.worker import Worker
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Collector, Finding, NodeState
 
-"""How long the end of a run waits for the last write; `channel.ending` has the sidecar's total."""
-
 _Seen = tuple[tuple[Finding, ...], float, bool]
 
 
