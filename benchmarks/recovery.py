@@ -229,11 +229,11 @@ def table(figures: Mapping[str, Mapping[str, float | str]], options: argparse.Na
             row("one SIGKILL: recovered", "recovered", "{}"),
             row(f"SIGKILL of a rank -> all {options.ranks} stepping again, median", "seconds", "{:.2f} s"),
             row(f"{kills}: jobs that stepped again after the last", "goodput_recovered", "{}"),
-            row("steps that count, of those of an undisturbed run", "goodput", "{:.0%}"),
+            row("productive steps, of those of an undisturbed run", "goodput", "{:.0%}"),
             row("ranks killed (none while the job was not back)", "kills", "{:.0f}"),
             row("goodput as the launcher counts it, its start included", "own_goodput", "{:.0%}"),
-            row("survivor that is deaf to SIGTERM: recovered", "stuck_recovered", "{}"),
-            row("the same, median", "stuck_seconds", "{:.2f} s"),
+            row("a surviving rank ignores SIGTERM: recovered", "stuck_recovered", "{}"),
+            row("the same: time to recover, median", "stuck_seconds", "{:.2f} s"),
         ]
     )
 

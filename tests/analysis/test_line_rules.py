@@ -314,8 +314,13 @@ def test_on_a_gpu_a_line_is_told_that_computes_with_no_tensor(call: str, told: l
         ({"facts": facts(torch_threads=2)}, 21, []),
         ({"facts": facts(torch_threads=None)}, 400, []),
         ({"gpu": gpu_memory()}, 400, []),
+        ({"samples": 194, "calling": {"train.py:90": 26}}, 400, []),
+        ({"samples": 244, "calling": {"train.py:90": 42}}, 400, ["hot-line"]),
     ],
-    ids=["", "two ranks may fill 20 GiB", "with more threads more", "not known", "the memory is a GPU's"],
+    ids=[
+        *("", "two ranks may fill 20 GiB", "with more threads more", "not known", "the memory is a GPU's"),
+        *("what is cheap", "more than that"),
+    ],
 )
 def test_activations_are_computed_again_in_vain_where_memory_is_plentiful(
     changes: dict[str, Any], free_gib: int, told: list[str]

@@ -140,7 +140,7 @@ def _in_steps(window: Window) -> Iterator[Loss]:
                 continue
             if call == COMPRESSES and number(section(rank.facts, "ddp"), "world_size") != len(window.over.ranks):
                 continue  # there may be a network between some
-            if call == RECOMPUTED and not _has_memory_for(found.seconds_per_step, rank, window):
+            if call == RECOMPUTED and not _recomputes_in_vain(found, rank, window):
                 continue
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
             if call == PYTHON and rank.gpu is not None and idle_s is None:
@@ -273,13 +273,17 @@ def _is_asked_anew(rank: RankWindow) -> bool:
     return loader is not None and loader.epochs >= EVERY_STEP.value * (loader.batches - loader.eval_batches) > 0
 
 
-def _has_memory_for(seconds: float, rank: RankWindow, window: Window) -> bool:
-    """Whether there is room for all that the ranks of the node, if they are as this one, compute in so many seconds."""
+def _recomputes_in_vain(found: Loss, rank: RankWindow, window: Window) -> bool:
+    """Whether there is room for all that the ranks of the node, if they are as this one, compute again, and that surely
+    is a loss, by two standard errors: they do it on purpose."""
+    error_s = float(found.evidence["standard_error_ratio"]) * found.seconds_per_step
+    if found.seconds_per_step - 2.0 * error_s < LOST.value * rank.step_s:
+        return False
     threads = number(rank.facts, "torch_threads")
     room_bytes = host_room(window.host)
     if not threads or room_bytes is None:
         return False
-    return room_bytes >= FILLED_GIB_S.value * 2**30 * seconds * threads * len(window.ranks)
+    return room_bytes >= FILLED_GIB_S.value * 2**30 * found.seconds_per_step * threads * len(window.ranks)
 
 
 def _least(window: Window, place: str) -> tuple[int, int]:

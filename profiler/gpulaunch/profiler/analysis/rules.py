@@ -525,8 +525,7 @@ RULES: Final = (
         judge=line_rules.logging_stall,
         problem="The training thread spends its time on logging.",
         evidence="Stack samples inside `logging`, TensorBoard, wandb, tqdm and similar, called from one line.",
-        costs="The share of the samples, times the step time; at most two samples a second, so it takes a minute or "
-        "two.",
+        costs="The share of the samples, times the step time.",
         fix="Log every N steps, or through `logging.handlers.QueueHandler`.",
         suppressed="There are no stack samples (no py-spy, or no permission to trace), or too few.",
         limits=(thresholds.LOGGED, thresholds.SAMPLES_OF_A_LINE, thresholds.SAMPLED_ERROR, thresholds.LONG_S),
@@ -565,9 +564,9 @@ RULES: Final = (
         "call is of a package that may compute with tensors (except `update` and `compute` of torchmetrics, without a "
         "GPU) or contains the training loop; it is a metric in or after the validation; the line is the model's and "
         "calls no library; it always holds the GIL, and the idle time of its GPU is not known; it makes tensors of "
-        "Python's values, with a GPU or in less than 30 % of the step; it computes activations again, with a GPU or "
-        "where what is computed in that time could fill the memory that is free; the main thread is not the one that "
-        "trains; or there are few samples so far.",
+        "Python's values, with a GPU or in less than 30 % of the step; it computes activations again, with a GPU, or "
+        "in hardly a tenth of the step, or where what is computed in that time could fill the memory that is free; the "
+        "main thread is not the one that trains; or there are few samples so far.",
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
             *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
