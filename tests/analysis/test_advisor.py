@@ -338,10 +338,22 @@ def test_a_run_of_one_window_is_told_its_lines_and_what_is_clear_in_all_of_it() 
     advisor = Advisor()
     (line,) = advisor.add_window(sampled(28))
 
-    told = {found.rule: found for found in advisor.conclude(sampled(36), CASES["dataloader-lists"].fault)}
+    told = {found.rule: found for found in advisor.conclude(sampled(36), CASES["frequent-validation"].fault)}
 
-    assert told.keys() == {"hot-line", "dataloader-lists"}
+    assert told.keys() == {"hot-line", "frequent-validation"}
     assert told["hot-line"].seconds_per_step > line.seconds_per_step
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(4.0, []), (1.5, ["dataloader-lists"])], ids=["over", "too short to say"]
+)
+def test_a_cold_first_epoch_is_not_told_of_a_run_of_one_window(seconds: float, told: list[str]) -> None:
+    fault = CASES["dataloader-lists"].fault
+    advisor = Advisor()
+    advisor.add_window(WELL)
+
+    assert [found.rule for found in advisor.conclude(replace(WELL, seconds=seconds), fault)] == told
+    assert [found.rule for found in advisor.conclude(replace(fault, seconds=seconds), fault)] == ["dataloader-lists"]
 
 
 def test_slow_fetches_are_told_whichever_cure_each_window_finds_better() -> None:

@@ -146,3 +146,12 @@ def test_the_same_lines_of_two_ranks_are_told_once() -> None:
     apart = replace(other, line=40, evidence={**found.evidence, "lines": "40-41"})
 
     assert [(each.line, each.ranks) for each in with_one_owner([other, one, apart])] == [(31, (0, 1)), (40, (0,))]
+
+
+def test_slow_fetches_are_told_with_the_better_cure() -> None:
+    """In a window a rank has one of both rules; of several windows both may stand."""
+    (fewer,), (slower,) = (advise(CASES[f"dataloader-{rule}"].fault) for rule in ("too-few-workers", "slow-transform"))
+    better = replace(slower, seconds_per_hour=2 * fewer.seconds_per_hour)
+
+    assert with_one_owner([fewer, better]) == [better]
+    assert len(with_one_owner([replace(fewer, ranks=(1,)), better])) == 2

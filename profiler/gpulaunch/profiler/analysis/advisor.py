@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import ESTIMATED, findings_of
-from gpulaunch.profiler.analysis.owners import with_one_owner
+from gpulaunch.profiler.analysis.owners import SLOW_FETCHES, with_one_owner
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.analysis.stats import median_low
-from gpulaunch.profiler.analysis.thresholds import APPEARS, GONE, SHORT_RUN_LOST
+from gpulaunch.profiler.analysis.thresholds import APPEARS, GONE, SHORT_RUN_LOST, SHORT_RUN_S, WINDOW_STEPS
 from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.record import Finding
 
@@ -22,8 +22,8 @@ _AT_ONCE: Final = frozenset({"hot-line", "logging-stall", "small-operations-loop
 """Rules that judge all samples so far, and wait themselves until there are enough: a second window adds little."""
 _AT_THE_SLOWEST_LINE: Final = frozenset({"dataloader-slow-transform", "dataloader-lock", "straggler"})
 """Rules with one loss per loader, or rank, at the line that holds most of it so far: with more samples, another one."""
-_SLOW_FETCHES: Final = frozenset({"dataloader-too-few-workers", "dataloader-slow-transform"})
-"""Rules with one loss between them: whether workers or a cheaper transform would help more may differ by window."""
+_FETCHES: Final = "dataloader-"
+"""How the names of rules begin that are about fetches: caches may be cold in the first epoch."""
 _NOT_ONCE: Final = frozenset({"recompiles"})
 """Rules for which what happens once is normal."""
 
@@ -120,16 +120,18 @@ class Advisor:
             rest: the steps after the last window. Only rules that judge all samples so far take it: for others it is
                 too short, or the end of the program.
             whole: all steps after the warm-up of a run of few windows. What is clear in this is told: after several
-                windows only what the last one had, but not the one before it.
+                windows only what the last one had, but not the one before it; after one, nothing of a cold first epoch.
         """
+        of_rest = () if rest is None else advise(rest, self._fail)
         if rest is not None:
-            found = self._add(each for each in advise(rest, self._fail) if each.rule in _AT_ONCE)
+            found = self._add(each for each in of_rest if each.rule in _AT_ONCE)
             for key in self._standing.keys() - found:
                 self._standing[key].missed += 1
         told = {key: each.as_told() for key, each in self._standing.items() if each.appears and not each.is_refuted}
         for clear in () if whole is None else self._clear(whole):
             key = _identity(clear)
-            if self.windows < APPEARS.value or (key in self._standing and not self._standing[key].appears):
+            is_new = key in self._standing and not self._standing[key].appears
+            if is_new or (self.windows < APPEARS.value and not _is_over(clear, rest, of_rest)):
                 told.setdefault(key, clear)
         return _within_the_time(told.values())
 
@@ -147,9 +149,9 @@ class Advisor:
 
     def _seen_as_another(self, finding: Finding, found: Set[tuple[str, str, int, str]]) -> int:
         """How often another rule has found the loss of a new finding, which it does not find now."""
-        if finding.rule not in _SLOW_FETCHES:
+        if finding.rule not in SLOW_FETCHES:
             return 0
-        others = [each for key, each in self._standing.items() if key not in found and each.rule in _SLOW_FETCHES]
+        others = [each for key, each in self._standing.items() if key not in found and each.rule in SLOW_FETCHES]
         return max((each.seen for each in others if not each.appears and each.ranks == finding.ranks), default=0)
 
     def _clear(self, window: Window) -> tuple[Finding, ...]:
@@ -173,6 +175,14 @@ class Advisor:
 def _identity(found: Finding) -> tuple[str, str, int, str]:
     """What identifies the same finding in another window."""
     return (found.rule, "", 0, found.subject) if found.rule in _AT_THE_SLOWEST_LINE else found.key
+
+
+def _is_over(clear: Finding, rest: Window | None, of_rest: Sequence[Finding]) -> bool:
+    """Whether training no longer waits for data as it did in the first window, by enough steps after it."""
+    if rest is None or not clear.rule.startswith(_FETCHES) or rest.seconds < SHORT_RUN_S.value:
+        return False
+    steps = max((rank.steps for rank in rest.ranks), default=0)
+    return steps >= WINDOW_STEPS.value and not any(each.rule.startswith(_FETCHES) for each in of_rest)
 
 
 def _within_the_time(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -9,6 +9,8 @@ from typing import Final
 from gpulaunch.profiler.analysis.one_rank_lines import ONLY_ONE
 from gpulaunch.profiler.record import Finding
 
+SLOW_FETCHES: Final = frozenset({"dataloader-too-few-workers", "dataloader-slow-transform"})
+"""Rules with one loss of a rank between them: if workers or a cheaper transform saves more may differ by window."""
 _EXPLAINING: Final = ("hot-line", "logging-stall")
 """Rules that name the line of what a straggler does between its steps, or from its batch to its backward pass."""
 _GIL: Final = "gil-contention"
@@ -36,6 +38,7 @@ def with_one_owner(findings: Sequence[Finding]) -> list[Finding]:
     """
     findings = [each for each in findings if not any(_replaces(other, each) for other in findings)]
     findings = _of_all_ranks(findings)
+    findings = [each for each in findings if not any(_is_better_cure(other, each) for other in findings)]
     loops = [each for each in findings if each.rule == _LOOP]
     kept = [each for each in findings if each.rule != _LINE or not any(_is_in(each, loop) for loop in loops)]
     for save in [each for each in kept if each.rule == _SAVE]:
@@ -59,6 +62,12 @@ def _replaces(later: Finding, earlier: Finding) -> bool:
     else:
         is_same = later.rule == _LINE and later.file == earlier.file and _share_lines(later, earlier)
     return is_same and float(later.evidence.get("samples", 0.0)) > float(earlier.evidence.get("samples", 0.0))
+
+
+def _is_better_cure(one: Finding, other: Finding) -> bool:
+    """Whether both are of the slow fetches of the same ranks, in different windows, and the first one saves more."""
+    is_same = {one.rule, other.rule} >= SLOW_FETCHES and one.ranks == other.ranks
+    return is_same and one.seconds_per_hour > other.seconds_per_hour
 
 
 def _of_all_ranks(findings: Sequence[Finding]) -> list[Finding]:
