@@ -187,12 +187,12 @@ def _is_over(clear: Finding, rest: Window | None, of_rest: Sequence[Finding]) ->
 
 def _within_the_time(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings in their order, with one owner for each loss: what a lower one can save is at most what those
-    above it leave of the time."""
+    above it leave of the time of its ranks."""
     told: list[Finding] = []
-    left_s = 3600.0
+    left_s: dict[int, float] = {}
     for found in _in_order(with_one_owner([*findings])):
-        kept_s = min(found.seconds_per_hour, left_s)
-        left_s -= kept_s
+        kept_s = min(found.seconds_per_hour, max(left_s.get(rank, 3600.0) for rank in found.ranks))
+        left_s |= {rank: max(0.0, left_s.get(rank, 3600.0) - kept_s) for rank in found.ranks}
         told.append(found if kept_s == found.seconds_per_hour else _trimmed(found, kept_s / found.seconds_per_hour))
     return tuple(told)
 
