@@ -58,8 +58,9 @@ def section(view: RunView) -> Section:
     blocks: list[Block] = [
         Paragraph(
             "The time is what would be saved in every step, and in an hour of training. Confidence: 90 % is read from "
-            "a clock or a counter, 70 % is derived from measurements, 40 % is a bound. Together the findings take no "
-            "more than there is: the time of a lower one is what those above it leave. Fix the first one and run again."
+            "a clock or a counter, 70 % is derived from measurements, 40 % is a bound. Together those of a rank "
+            "take no more than there is: the time of a lower one is what those above it leave. Fix the first one and "
+            "run again."
         ),
         Table(
             caption="Findings, largest loss first",
