@@ -19,12 +19,12 @@ _RULES: Final = {rule.id: rule for rule in RULES}
 
 def headline(view: RunView) -> tuple[str, ...]:
     """Return the largest losses, one sentence each."""
-    priced = [finding for finding in view.findings if finding.seconds_per_hour > 0 and not finding.earlier]
     if view.status is Status.RUNNING:
         active = [finding for finding in view.findings if finding.active]
         priced = [each for each in active if each.seconds_per_hour > 0 or each.is_urgent]
     else:  # a rate per hour is irrelevant for a finished run
         worth = _LEAST_OF_A_RUN * (view.elapsed_seconds or 0.0)
+        priced = [finding for finding in view.findings if finding.seconds_per_hour > 0 and not finding.earlier]
         priced = [finding for finding in priced if finding.lost_seconds is None or finding.lost_seconds >= worth]
         priced.sort(key=lambda finding: -(finding.lost_seconds or 0.0))
     price = _price if view.status is Status.RUNNING else _price_of_run

@@ -22,7 +22,7 @@ _AT_ONCE: Final = frozenset({"hot-line", "logging-stall", "small-operations-loop
 """Rules that judge all samples so far, and wait themselves until there are enough: a second window adds little."""
 _AT_THE_SLOWEST_LINE: Final = frozenset({"dataloader-slow-transform", "dataloader-lock", "straggler"})
 """Rules with one loss per loader, or rank, at the line that holds most of it so far: with more samples, another one."""
-_FETCHES: Final = "dataloader-"
+_OF_LOADERS: Final = "dataloader-"
 """How the names of rules begin that are about fetches: caches may be cold in the first epoch."""
 _NOT_ONCE: Final = frozenset({"recompiles"})
 """Rules for which what happens once is normal."""
@@ -91,6 +91,7 @@ class Advisor:
 
     def __init__(self) -> None:
         self.windows = 0
+        """How many it has taken."""
         self._standing: dict[tuple[str, str, int, str], _Standing] = {}
         self._failed: dict[str, str] = {}
 
@@ -151,12 +152,13 @@ class Advisor:
         """How often another rule has found the loss of a new finding, which it does not find now."""
         if finding.rule not in SLOW_FETCHES:
             return 0
-        others = [each for key, each in self._standing.items() if key not in found and each.rule in SLOW_FETCHES]
+        rules = SLOW_FETCHES - {finding.rule}
+        others = [each for key, each in self._standing.items() if key not in found and each.rule in rules]
         return max((each.seen for each in others if not each.appears and each.ranks == finding.ranks), default=0)
 
     def _clear(self, window: Window) -> tuple[Finding, ...]:
         """Return the clear findings of a run that was too short for several windows, with a low confidence."""
-        steps = max((rank.steps for rank in window.ranks), default=0)
+        steps = _steps(window)
         return tuple(
             replace(
                 found,
@@ -179,10 +181,14 @@ def _identity(found: Finding) -> tuple[str, str, int, str]:
 
 def _is_over(clear: Finding, rest: Window | None, of_rest: Sequence[Finding]) -> bool:
     """Whether training no longer waits for data as it did in the first window, by enough steps after it."""
-    if rest is None or not clear.rule.startswith(_FETCHES) or rest.seconds < SHORT_RUN_S.value:
+    if rest is None or rest.seconds < SHORT_RUN_S.value or _steps(rest) < WINDOW_STEPS.value:
         return False
-    steps = max((rank.steps for rank in rest.ranks), default=0)
-    return steps >= WINDOW_STEPS.value and not any(each.rule.startswith(_FETCHES) for each in of_rest)
+    return clear.rule.startswith(_OF_LOADERS) and not any(each.rule.startswith(_OF_LOADERS) for each in of_rest)
+
+
+def _steps(window: Window) -> int:
+    """Steps of the rank that made the most."""
+    return max((rank.steps for rank in window.ranks), default=0)
 
 
 def _within_the_time(findings: Iterable[Finding]) -> tuple[Finding, ...]:

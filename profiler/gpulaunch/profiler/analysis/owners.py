@@ -60,7 +60,7 @@ def _replaces(later: Finding, earlier: Finding) -> bool:
     if later.rule == _GIL:
         is_same = later.evidence.get("thread") == earlier.evidence.get("thread")
     else:
-        is_same = later.rule == _LINE and later.file == earlier.file and _share_lines(later, earlier)
+        is_same = _share_lines(later, earlier)
     return is_same and float(later.evidence.get("samples", 0.0)) > float(earlier.evidence.get("samples", 0.0))
 
 
@@ -75,8 +75,7 @@ def _of_all_ranks(findings: Sequence[Finding]) -> list[Finding]:
     united: list[Finding] = []
     for found in sorted(findings, key=lambda each: -each.seconds_per_hour):
         for at, other in enumerate(united):
-            is_group = found.rule == other.rule == _LINE and "lines" in found.evidence and "lines" in other.evidence
-            if is_group and found.file == other.file and _share_lines(found, other):
+            if "lines" in found.evidence and "lines" in other.evidence and _share_lines(found, other):
                 united[at] = replace(other, ranks=tuple(sorted({*other.ranks, *found.ranks})))
                 break
         else:
@@ -85,7 +84,9 @@ def _of_all_ranks(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _share_lines(one: Finding, other: Finding) -> bool:
-    """Whether two findings are of lines that follow each other, and have some in common."""
+    """Whether two findings are of a file's hot lines that follow each other, and have some in common."""
+    if not one.rule == other.rule == _LINE or one.file != other.file:
+        return False
     (first, last), (others_first, others_last) = _lines_of(one), _lines_of(other)
     return first <= others_last and others_first <= last
 

@@ -72,8 +72,7 @@ class Snapshots:
         seconds = _seconds(self._long, self._latest)
         if seconds < SHORT_RUN_S.value:
             return None
-        least = WINDOW_STEPS if seconds < SLOW_WINDOW_S.value else SLOW_WINDOW_STEPS
-        return between(self._long, self._latest, least_steps=int(least.value))
+        return between(self._long, self._latest, least_steps=_least_steps(seconds))
 
     def last_window(self) -> Window | None:
         """Return the steps since the last window, and since the begin of the long one; None if there are too few."""
@@ -116,10 +115,13 @@ def _steps(before: Snapshot, after: Snapshot) -> int:
 
 
 def _is_over(base: Snapshot, snapshot: Snapshot) -> bool:
-    seconds, steps = _seconds(base, snapshot), _steps(base, snapshot)
-    if seconds >= SLOW_WINDOW_S.value:
-        return steps >= SLOW_WINDOW_STEPS.value
-    return seconds >= WINDOW_S.value and steps >= WINDOW_STEPS.value
+    seconds = _seconds(base, snapshot)
+    return seconds >= WINDOW_S.value and _steps(base, snapshot) >= _least_steps(seconds)
+
+
+def _least_steps(seconds: float) -> int:
+    """How many steps are enough for a verdict in so many seconds."""
+    return int((WINDOW_STEPS if seconds < SLOW_WINDOW_S.value else SLOW_WINDOW_STEPS).value)
 
 
 @dataclass(frozen=True, kw_only=True)
