@@ -1,4 +1,4 @@
-"""What it costs to carry ranks' output: N writers, a million lines in all, through the agent's log room.
+"""What it costs to carry ranks' output: N writers, a million lines in all, through the agent's logs package.
 
     python benchmarks/logs.py [--ranks 64] [--lines 1000000] [--console pipe|tty|file] [--unbuffered] [--progress]
 

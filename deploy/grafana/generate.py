@@ -1,6 +1,6 @@
 """Write the dashboards: `python deploy/grafana/generate.py`; with `--check`, only say whether they are up to date.
 
-They are made from the rooms of `source`, and checked against the catalogue of metrics while they are made.
+They are made from the packages of `source`, and checked against the catalogue of metrics while they are made.
 """
 
 from __future__ import annotations

@@ -422,7 +422,7 @@ def test_a_program_with_a_handler_of_its_own_keeps_it(tmp_path: Path) -> None:
 
 
 def test_figures_reach_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listens, resumed, saves, failures, stall: what the room of the profiler is told."""
+    """Listens, resumed, saves, failures, stall: what the profiler is told."""
     from gpulaunch.profiler.probe import progress
 
     told: list[tuple[str, dict[str, object]]] = []

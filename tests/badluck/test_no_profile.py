@@ -97,9 +97,9 @@ def test_without_the_profiler_nothing_is_touched_and_nobody_watches(gpulaunch: A
         assert seen["threads"] == as_ever["threads"]
         assert seen["maps"] == []
         assert seen["alive"] == ["release_process_group_last.<locals>.build_and_order"] * len(ours)
-        rooms = {room.removeprefix("gpulaunch.profiler") for room in seen["modules"] if ".profiler" in room}
-        assert {room for room in rooms - DOOR if not room.startswith(PRELOADED)} == set()
-    assert rooms <= DOOR, "the spawned one has not even the code"
+        modules = {name.removeprefix("gpulaunch.profiler") for name in seen["modules"] if ".profiler" in name}
+        assert {name for name in modules - DOOR if not name.startswith(PRELOADED)} == set()
+    assert modules <= DOOR, "the spawned one has not even the code"
     assert "gpulaunch-side" not in off.beside
     assert [
         name for name in off.files if name.startswith(("rank-", "workers-", "facts-", "group", "run", "sidecar"))

@@ -192,7 +192,7 @@ loop.run()
 
 
 def test_the_agents_imports_stay_light() -> None:
-    """What the agent imports of this room must not bring what the search needs."""
+    """What the agent imports of this package must not bring what the search needs."""
     program = """
 import sys
 import gpulaunch.launcher.checkpoint.finder, gpulaunch.launcher.checkpoint.resume

@@ -73,8 +73,8 @@ def test_a_dashboard_that_was_changed_by_hand_is_found_and_written_anew(tmp_path
     ],
 )
 def test_the_generator_refuses_what_the_catalogue_does_not_have(wrong: str, complaint: str) -> None:
-    rooms = "from source.expr import *\nfrom source.promql import *"
-    program = f"import sys; sys.path.insert(0, {str(GRAFANA)!r})\n{rooms}\n{wrong}"
+    imports = "from source.expr import *\nfrom source.promql import *"
+    program = f"import sys; sys.path.insert(0, {str(GRAFANA)!r})\n{imports}\n{wrong}"
 
     refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 

@@ -106,13 +106,13 @@ def test_no_init_file_hides_the_other_slices() -> None:
     assert [shown(path) for slice_ in SLICES for path in ROOT.glob(f"{slice_}/gpulaunch/__init__.py")] == []
 
 
-def test_every_gitignore_pattern_that_could_hide_a_room_is_anchored() -> None:
-    """`logs/` without a leading slash silently drops a room of that name from the wheel."""
-    rooms = {path.name for slice_ in SLICES for path in (ROOT / slice_).rglob("*") if path.is_dir()}
+def test_every_gitignore_pattern_that_could_hide_a_package_is_anchored() -> None:
+    """`logs/` without a leading slash silently drops a package of that name from the wheel."""
+    packages = {path.name for slice_ in SLICES for path in (ROOT / slice_).rglob("*") if path.is_dir()}
     patterns = {line.strip() for line in (ROOT / ".gitignore").read_text().splitlines() if line.strip()}
 
     unanchored = {pattern.strip("/") for pattern in patterns if not pattern.startswith("/")}
-    assert unanchored & rooms <= {"__pycache__"}
+    assert unanchored & packages <= {"__pycache__"}
 
 
 def test_no_file_names_a_place_of_one_machine() -> None:

@@ -1,4 +1,4 @@
-"""The import direction of the house: launcher -> exporters -> profiler, and which room may know which.
+"""The import direction: launcher -> exporters -> profiler, and which package may import which.
 
 Read from the source with `ast`: an import inside a function, below TYPE_CHECKING or by importlib counts like any other.
 """
@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SLICES = ("launcher", "profiler", "exporters")
 
-# room: the rooms that it may import (its own always). A room that is not named here may not exist.
+# package: those that it may import (its own always). A package that is not named here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "profiler.cgroup": set(),
     "profiler.files": set(),
@@ -117,7 +117,7 @@ IN_RANK = (
 )
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """`launcher.loop` for `launcher.loop.child`; `mark` for `mark`."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] in SLICES else parts[0]
@@ -147,13 +147,13 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     """Every import that the rules above forbid, as `module:line imports name`."""
     found: list[str] = []
     for module, source in sources.items():
-        room = room_of(module)
-        if len(room.split(".")) == 1 and room in SLICES:
+        package = package_of(module)
+        if len(package.split(".")) == 1 and package in SLICES:
             allowed: set[str] = set()  # the __init__.py of a slice
-        elif room in MAY_IMPORT:
-            allowed = MAY_IMPORT[room] | {room}
+        elif package in MAY_IMPORT:
+            allowed = MAY_IMPORT[package] | {package}
         else:
-            found.append(f"{module}: a room without a rule; add it to MAY_IMPORT")
+            found.append(f"{module}: a package without a rule; add it to MAY_IMPORT")
             continue
         for line, name in imports(module, source):
             if not name.startswith("gpulaunch."):
@@ -212,7 +212,7 @@ def test_every_import_goes_down() -> None:
         ("launcher.agent.agent", "from gpulaunch.profiler.samplers import host"),
         ("launcher.agent.agent", "from gpulaunch.exporters.http import server"),
         ("launcher.agent.agent", "from gpulaunch.launcher import cli"),
-        ("launcher.newroom.thing", "import os"),
+        ("launcher.newpackage.thing", "import os"),
     ],
 )
 def test_a_planted_back_import_is_found(module: str, source: str) -> None:

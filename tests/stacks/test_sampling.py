@@ -47,15 +47,15 @@ class Scripted:
 
 
 class Sampling:
-    """The room, read as the sidecar reads it: no error is told twice, so all of them are kept."""
+    """The sampler of stacks, read as the sidecar reads it: no error is told twice, so all of them are kept."""
 
-    def __init__(self, room: Stacks) -> None:
-        self.room = room
+    def __init__(self, stacks: Stacks) -> None:
+        self.stacks = stacks
         self.told: list[str] = []
         self.absent: set[str] = set()
 
     def read(self, *, later_s: float = 0.0) -> Reading[StackState]:
-        reading = self.room.read(time.monotonic() + later_s)
+        reading = self.stacks.read(time.monotonic() + later_s)
         self.told.extend(reading.errors)
         self.absent.add(reading.absent)
         return reading
@@ -82,7 +82,7 @@ class Node:
             directory.mkdir()
         self.pids = {rank: 100 + rank for rank in range(ranks)}
         (self.channel / "group.json").write_text(json.dumps({"run_dir": str(self.run_dir)}))
-        self.rooms: list[Stacks] = []
+        self.opened: list[Stacks] = []
         self.writers: list[SegmentWriter] = []
 
     def group(self) -> AttemptGroup:
@@ -101,7 +101,7 @@ class Node:
     def sampling(
         self, sampler: object, *, shortest_s: float = 0.01, goes_on: bool = True, **of_workers: Any
     ) -> Sampling:
-        room = Stacks(
+        stacks = Stacks(
             self.channel,
             self.group,
             sampler=sampler,  # type: ignore[arg-type]
@@ -109,12 +109,12 @@ class Node:
             goes_on=goes_on,
             **of_workers,
         )
-        self.rooms.append(room)
-        return Sampling(room)
+        self.opened.append(stacks)
+        return Sampling(stacks)
 
     def close(self) -> None:
-        for room in self.rooms:
-            room.close()
+        for stacks in self.opened:
+            stacks.close()
         while self.writers:
             self.writers.pop().close()
 
@@ -134,14 +134,14 @@ def edge(region: Region, edge_ns: int = 1000) -> int:
 
 
 def test_samples_are_counted_by_the_phase_that_the_page_tells(node: Node) -> None:
-    writer, room = node.page(), node.sampling(Scripted())
-    room.until(lambda: room.samples.get("startup"))
+    writer, sampling = node.page(), node.sampling(Scripted())
+    sampling.until(lambda: sampling.samples.get("startup"))
     writer.words[Word.LAST_EDGE] = edge(Region.FORWARD)
-    room.until(lambda: room.samples.get("forward"))
+    sampling.until(lambda: sampling.samples.get("forward"))
     writer.words[Word.LAST_EDGE] = edge(Region.VALIDATION)
-    room.until(lambda: room.samples.get("validation"))
+    sampling.until(lambda: sampling.samples.get("validation"))
 
-    reading = room.read()
+    reading = sampling.read()
     assert set(reading.values.samples) <= {"startup", "forward", "validation", "unsettled"}
     assert (reading.absent, reading.errors, reading.values.source) == ("", (), "scripted")
 
@@ -154,32 +154,32 @@ def test_a_sample_that_an_edge_was_passed_in_is_unsettled(node: Node) -> None:
         writer.words[Word.LAST_EDGE] += 1 << REGION_BITS
         return SEEN
 
-    room = node.sampling(Scripted(passes_an_edge))
-    room.until(lambda: room.samples)
+    sampling = node.sampling(Scripted(passes_an_edge))
+    sampling.until(lambda: sampling.samples)
 
-    assert list(room.samples) == ["unsettled"]
+    assert list(sampling.samples) == ["unsettled"]
 
 
 def test_the_page_of_the_next_attempt_is_found(node: Node) -> None:
     node.page().words[Word.LAST_EDGE] = edge(Region.BACKWARD)
-    room = node.sampling(Scripted())
-    room.until(lambda: room.samples.get("backward"))
+    sampling = node.sampling(Scripted())
+    sampling.until(lambda: sampling.samples.get("backward"))
     node.page().words[Word.LAST_EDGE] = edge(Region.OPTIMIZER)
 
-    room.until(lambda: room.samples.get("optimizer"))
+    sampling.until(lambda: sampling.samples.get("optimizer"))
 
 
 def test_a_worker_is_sampled_at_each_turn_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpulaunch.profiler.samplers.stacks.rest_s", lambda *_, **__: 0.001)  # whatever a turn costs
     node, sampler, heard = Node(tmp_path, ranks=2), Scripted(), []
     of_rank = {0: (), 1: (7, 8)}
-    room = node.sampling(sampler, workers=of_rank.__getitem__, heard_worker=lambda *each: heard.append(each))
-    room.until(lambda: len(sampler.asked) >= 33)
+    sampling = node.sampling(sampler, workers=of_rank.__getitem__, heard_worker=lambda *each: heard.append(each))
+    sampling.until(lambda: len(sampler.asked) >= 33)
     node.close()
 
     assert sampler.asked[:33] == [100, 101, 7] * 10 + [100, 101, 8]
     assert [(place.rank, frames) for place, frames in heard[:2]] == [(1, SEEN.frames)] * 2
-    assert sum(room.samples.values()) <= len(sampler.asked) - len(heard), "they are none of a phase"
+    assert sum(sampling.samples.values()) <= len(sampler.asked) - len(heard), "they are none of a phase"
 
 
 def test_ranks_take_turns(tmp_path: Path) -> None:
@@ -192,11 +192,11 @@ def test_ranks_take_turns(tmp_path: Path) -> None:
 
 def test_without_a_group_nobody_is_looked_into(node: Node) -> None:
     sampler = Scripted()
-    room = Stacks(node.channel, lambda: None, sampler=sampler, shortest_s=0.001)
+    stacks = Stacks(node.channel, lambda: None, sampler=sampler, shortest_s=0.001)
     for _ in range(5):
-        room.read(time.monotonic())
+        stacks.read(time.monotonic())
         time.sleep(0.01)
-    room.close()
+    stacks.close()
 
     assert sampler.asked == []
     assert not node.file.exists()
@@ -204,19 +204,19 @@ def test_without_a_group_nobody_is_looked_into(node: Node) -> None:
 
 def test_a_rank_that_has_ended_is_neither_sample_nor_failure(node: Node) -> None:
     sampler = Scripted(lambda pid: Look())
-    room = node.sampling(sampler)
-    room.until(lambda: len(sampler.asked) > 5)
+    sampling = node.sampling(sampler)
+    sampling.until(lambda: len(sampler.asked) > 5)
 
-    reading = room.read()
+    reading = sampling.read()
     assert (reading.values.samples, reading.absent, reading.errors) == ({}, "", ())
 
 
 def test_what_a_look_costs_is_told(node: Node) -> None:
     sampler = Scripted(lambda pid: Look(frames=SEEN.frames, cpu_s=1e-6))
-    room = node.sampling(sampler)
-    room.until(lambda: room.read().values.cpu_s > 0)
+    sampling = node.sampling(sampler)
+    sampling.until(lambda: sampling.read().values.cpu_s > 0)
 
-    assert room.read().values.cpu_s >= 1e-6
+    assert sampling.read().values.cpu_s >= 1e-6
 
 
 # -- the file
@@ -224,21 +224,21 @@ def test_what_a_look_costs_is_told(node: Node) -> None:
 
 def test_the_file_is_written_at_the_first_look_and_at_the_end(node: Node) -> None:
     sampler = Scripted()
-    room = node.sampling(sampler)
-    room.until(node.file.exists)
-    room.until(lambda: len(sampler.asked) >= 5)
-    room.room.close()
+    sampling = node.sampling(sampler)
+    sampling.until(node.file.exists)
+    sampling.until(lambda: len(sampler.asked) >= 5)
+    sampling.stacks.close()
 
     assert load(node.file, Folded()).samples() == {"startup": len(sampler.asked)}
 
 
 def test_the_next_sidecar_goes_on_with_it(node: Node) -> None:
     node.file.write_text("backward;main (a.py:1) 40\n")
-    room = node.sampling(Scripted())
-    room.until(lambda: room.samples.get("startup"))
+    sampling = node.sampling(Scripted())
+    sampling.until(lambda: sampling.samples.get("startup"))
 
-    assert room.samples["backward"] == 40
-    room.room.close()
+    assert sampling.samples["backward"] == 40
+    sampling.stacks.close()
     assert "backward;main (a.py:1) 40\n" in node.file.read_text()
 
 
@@ -246,43 +246,43 @@ def test_the_next_run_in_the_directory_begins_anew(node: Node) -> None:
     """What the run before was doing is nothing that this one does."""
     node.file.write_text("backward;of_the_run_before (train.py:1) 700\n")
     node.page()
-    room = node.sampling(Scripted(), goes_on=False)
-    room.until(lambda: room.samples.get("startup"))
+    sampling = node.sampling(Scripted(), goes_on=False)
+    sampling.until(lambda: sampling.samples.get("startup"))
     node.close()
 
-    assert set(room.samples) == {"startup"}
+    assert set(sampling.samples) == {"startup"}
     assert "of_the_run_before" not in node.file.read_text()
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(node: Node) -> None:
     """Whatever it is, it is not ours to overwrite; samples are still counted."""
     node.file.mkdir()
-    room = node.sampling(Scripted())
-    room.until(lambda: room.samples.get("startup"))
-    room.room.close()
+    sampling = node.sampling(Scripted())
+    sampling.until(lambda: sampling.samples.get("startup"))
+    sampling.stacks.close()
 
-    assert (room.told, room.absent) == ([f"{STACKS_FILE}: Is a directory"], {""})
+    assert (sampling.told, sampling.absent) == ([f"{STACKS_FILE}: Is a directory"], {""})
     assert list(node.file.iterdir()) == []
 
 
 def test_a_run_directory_that_is_gone_costs_the_file_only(node: Node) -> None:
     node.run_dir.rmdir()
-    room = node.sampling(Scripted())
-    room.until(lambda: room.told)
+    sampling = node.sampling(Scripted())
+    sampling.until(lambda: sampling.told)
 
-    assert room.told == [f"{STACKS_FILE}: No such file or directory"]
-    assert room.samples["startup"] > 0
+    assert sampling.told == [f"{STACKS_FILE}: No such file or directory"]
+    assert sampling.samples["startup"] > 0
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"run_dir": 3}', "\xff"])
 def test_a_damaged_group_costs_the_file_only(node: Node, content: str) -> None:
     (node.channel / "group.json").write_bytes(content.encode("latin-1"))
-    room = node.sampling(Scripted())
-    room.until(lambda: room.samples)
-    room.room.close()
+    sampling = node.sampling(Scripted())
+    sampling.until(lambda: sampling.samples)
+    sampling.stacks.close()
 
-    assert len(room.told) == 1
-    assert room.told[0].startswith(f"{STACKS_FILE}: no run directory")
+    assert len(sampling.told) == 1
+    assert sampling.told[0].startswith(f"{STACKS_FILE}: no run directory")
     assert not node.file.exists()
 
 
@@ -291,27 +291,27 @@ def test_a_damaged_group_costs_the_file_only(node: Node, content: str) -> None:
 
 def test_without_a_sampler_the_reason_is_told(node: Node) -> None:
     sampler = Scripted(missing="py-spy: it is not installed")
-    room = node.sampling(sampler)
+    sampling = node.sampling(sampler)
     for _ in range(3):
-        room.read()
+        sampling.read()
 
-    assert (room.absent, room.told, sampler.asked) == ({"py-spy: it is not installed"}, [], [])
+    assert (sampling.absent, sampling.told, sampler.asked) == ({"py-spy: it is not installed"}, [], [])
 
 
 def test_one_that_is_installed_later_starts(node: Node) -> None:
     sampler = Scripted(missing="py-spy: it is not installed")
-    room = node.sampling(sampler)
-    room.read()
+    sampling = node.sampling(sampler)
+    sampling.read()
     sampler.missing = ""
 
-    room.until(lambda: room.samples)
-    assert room.read().absent == ""
+    sampling.until(lambda: sampling.samples)
+    assert sampling.read().absent == ""
 
 
 def test_where_no_thread_can_be_had_the_next_reading_tries_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may limit how many there are; the sidecar must not end of it, neither now nor when it closes."""
     node.page()
-    room = node.sampling(Scripted())
+    sampling = node.sampling(Scripted())
 
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -319,30 +319,30 @@ def test_where_no_thread_can_be_had_the_next_reading_tries_again(node: Node, mon
     with monkeypatch.context() as limited:
         limited.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError):
-            room.read()
-        room.room.close()
-    room.until(lambda: room.samples)
+            sampling.read()
+        sampling.stacks.close()
+    sampling.until(lambda: sampling.samples)
 
 
 def test_looks_that_are_refused_are_told_and_tried_again(node: Node) -> None:
     permitted = threading.Event()
     sampler = Scripted(lambda pid: SEEN if permitted.is_set() else REFUSED)
-    room = node.sampling(sampler, shortest_s=0.001)
-    room.until(lambda: len(sampler.asked) > 6)
+    sampling = node.sampling(sampler, shortest_s=0.001)
+    sampling.until(lambda: len(sampler.asked) > 6)
 
-    assert room.read().absent == REFUSED.failed
-    assert room.told == [REFUSED.failed] * 3  # from then on it is not there, which is no new error
+    assert sampling.read().absent == REFUSED.failed
+    assert sampling.told == [REFUSED.failed] * 3  # from then on it is not there, which is no new error
     permitted.set()
-    room.until(lambda: room.samples)
-    assert room.read().absent == ""
+    sampling.until(lambda: sampling.samples)
+    assert sampling.read().absent == ""
 
 
 def test_a_torn_look_now_and_then_is_an_error_and_no_absence(node: Node) -> None:
     torn = iter([SEEN, Look(failed="py-spy: torn"), SEEN, Look(failed="py-spy: torn")])
-    room = node.sampling(Scripted(lambda pid: next(torn, SEEN)))
-    room.until(lambda: room.samples.get("startup", 0) >= 5)
+    sampling = node.sampling(Scripted(lambda pid: next(torn, SEEN)))
+    sampling.until(lambda: sampling.samples.get("startup", 0) >= 5)
 
-    assert (room.told, room.absent) == (["py-spy: torn"] * 2, {""})
+    assert (sampling.told, sampling.absent) == (["py-spy: torn"] * 2, {""})
 
 
 def test_a_look_that_hangs_holds_up_nobody(node: Node) -> None:
@@ -353,14 +353,14 @@ def test_a_look_that_hangs_holds_up_nobody(node: Node) -> None:
         released.wait(WAIT_S)
         return SEEN
 
-    room = node.sampling(Scripted(hang))
-    room.until(hangs.is_set)
+    sampling = node.sampling(Scripted(hang))
+    sampling.until(hangs.is_set)
 
-    assert room.read().absent == ""
-    assert room.read(later_s=60).absent.startswith("scripted: no answer for ")
+    assert sampling.read().absent == ""
+    assert sampling.read(later_s=60).absent.startswith("scripted: no answer for ")
     released.set()
-    room.until(lambda: room.samples)
-    assert room.read().absent == ""
+    sampling.until(lambda: sampling.samples)
+    assert sampling.read().absent == ""
 
 
 def test_a_fault_of_ours_is_told_and_sampling_goes_on(node: Node) -> None:
@@ -371,10 +371,10 @@ def test_a_fault_of_ours_is_told_and_sampling_goes_on(node: Node) -> None:
             raise fault
         return SEEN
 
-    room = node.sampling(Scripted(breaks))
-    room.until(lambda: room.samples)
+    sampling = node.sampling(Scripted(breaks))
+    sampling.until(lambda: sampling.samples)
 
-    assert room.told == ["stacks: ZeroDivisionError", "stacks: KeyError"]
+    assert sampling.told == ["stacks: ZeroDivisionError", "stacks: KeyError"]
 
 
 # -- with real processes
@@ -407,13 +407,13 @@ def test_a_real_rank_is_sampled_where_it_is(node: Node, sampler: PySpy | None, m
         assert rank.stdin is not None
         assert rank.stdout is not None
         node.pids = {0: rank.pid}
-        room = node.sampling(sampler, shortest_s=0.05)
+        sampling = node.sampling(sampler, shortest_s=0.05)
         for region, phase in ((b"LOADER\n", "data_wait"), (b"FORWARD\n", "forward")):
             assert rank.stdout.readline() == region
-            room.until(lambda phase=phase: room.samples.get(phase))
+            sampling.until(lambda phase=phase: sampling.samples.get(phase))
             rank.stdin.write(b"\n")
             rank.stdin.flush()
-        room.room.close()
+        sampling.stacks.close()
         rank.kill()
 
     found = load(node.file, Folded())
@@ -421,5 +421,5 @@ def test_a_real_rank_is_sampled_where_it_is(node: Node, sampler: PySpy | None, m
         for labels, _ in found.stacks(phase):
             names = [label.partition(" ")[0] for label in labels]
             assert names == ["<module>", function, "stay"]
-    assert room.read().values.cpu_s > 0
+    assert sampling.read().values.cpu_s > 0
     assert os.listdir(node.run_dir) == [STACKS_FILE]

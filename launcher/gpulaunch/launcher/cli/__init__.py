@@ -1,3 +1,3 @@
-"""The command line: one file per verb; the only place where rooms are put together."""
+"""The command line: one file per subcommand; the only package that combines the others."""
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def take_finalizers() -> list[Any]:
 
 def import_rank_modules() -> None:
     """Import what every rank needs of this package; a rank runs without anything that is missing."""
-    rooms = (
+    modules = (
         "launcher.loop.rank_main",
         "launcher.loop.restart_plain",
         "launcher.failure.inside",
@@ -280,7 +280,8 @@ def import_rank_modules() -> None:
         *(f"profiler.probe.{name}" for name in ("inject", "hooks", "state", "teardown", "tempdir")),
         "mark",
     )
-    for name in (*(f"gpulaunch.{room}" for room in rooms), "atexit", "importlib.machinery", "runpy", "threading"):
+    standard = ("atexit", "importlib.machinery", "runpy", "threading")
+    for name in (*(f"gpulaunch.{module}" for module in modules), *standard):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     with contextlib.suppress(Exception):  # takes 8 ms, in each rank again after every restart

@@ -26,6 +26,12 @@ from gpulaunch.profiler.analysis import (
 )
 from gpulaunch.profiler.analysis.rule import Rule
 
+
+def _listed(text: str, *items: str) -> str:
+    """Return the text with a list below it, as Markdown has it inside of a list."""
+    return "\n  - ".join((f"{text}:", *items))
+
+
 RULES: Final = (
     Rule(
         id="dataloader-too-few-workers",
@@ -534,39 +540,57 @@ RULES: Final = (
         id="hot-line",
         judge=line_rules.hot_line,
         problem="A line of the program holds a part of every step, outside of the model's compute.",
-        evidence="Samples of the training thread's stack show a line in a call of Python's library or a package (what "
-        "is written in C is read in the source), in a function of the program that its loop calls after `backward`, in "
-        "what is the same in every step, or in every turn of a loop, by the source (it uses shapes, numbers, buffers "
-        "that nothing in its file changes, and what the loop leaves as it is), in what a rank computes for all ranks, "
-        "in a loop that takes tensors apart by `item`, in an operation for which another does far less (distances of "
-        "all pairs through all their differences, a permutation of everything for a few, all singular values for the "
-        "largest one, Adam tensor by tensor, statistics or copies of a whole store, products with zeros, several "
-        "passes of a network on the same input, a distribution over all classes for each target), in a hook of a "
-        "module that only computes statistics, in a second forward pass only to compare its predictions, in a "
-        "decomposition of a matrix by an optimizer of the program's own, in `update_bn` for an average that its loop "
-        "uses for nothing else, in a communication hook of DDP that chooses what of the gradients it sends between "
-        "the ranks of one node, in what activation checkpoints compute again, or always with the GIL: torch releases "
-        "it for each of its operations, so that line computes in Python, or in C that keeps it. Of torch, what "
-        "copies, gathers or prints what could stay as it is, collectives of objects, and the order of samples, if "
-        "about every batch begins an epoch (`next(iter(loader))`). The evidence names the call. Of a line in which "
-        "one rank alone was "
-        "sampled, fewer samples are enough without a GPU, if it is late by that, and the others are measured to wait.",
-        costs="The step, times the share of these samples among those of its steps, with those in which the same line "
-        "logs what it has computed; with a GPU at most its idle time; "
-        "where ranks wait for each other, what it takes the last one, or what they wait for the one rank that has it; "
-        "of what backward goes through its "
-        "part of that, too; in anomaly mode what its checks at least take in backward; of copies of the weights all of "
-        "the function that the loop calls after `backward`, or of a callback's method, as an average in place needs "
-        "none of it. A bound, if the line computes with tensors or in Python: the program may need that.",
+        evidence=_listed(
+            "Samples of the training thread's stack show a line, and the evidence names the call. The line is",
+            "in a call of Python's library or a package (what is written in C is read in the source)",
+            "in a function of the program that its loop calls after `backward`",
+            "always with the GIL: torch releases it for each of its operations, so that line computes in Python, or in "
+            "C that keeps it",
+            "the same in every step, or in every turn of a loop, by the source: it uses shapes, numbers, buffers that "
+            "nothing in its file changes, and what the loop leaves as it is",
+            "what a rank computes for all ranks",
+            "in a loop that takes tensors apart by `item`",
+            "an operation for which another does far less: distances of all pairs through all their differences, a "
+            "permutation of everything for a few, all singular values for the largest one, Adam tensor by tensor, "
+            "statistics or copies of a whole store, products with zeros, several passes of a network on the same "
+            "input, a distribution over all classes for each target",
+            "of torch, what copies, gathers or prints what could stay as it is, collectives of objects, and the order "
+            "of samples, if about every batch begins an epoch (`next(iter(loader))`)",
+            "in a hook of a module that only computes statistics, or a communication hook of DDP that chooses what of "
+            "the gradients it sends between the ranks of one node",
+            "in a second forward pass only to compare its predictions, or what activation checkpoints compute again",
+            "in a decomposition of a matrix by an optimizer of the program's own, or in `update_bn` for an average "
+            "that its loop uses for nothing else",
+            "sampled in one rank alone: fewer samples are enough without a GPU, if that rank is late by it, and the "
+            "others are measured to wait",
+        ),
+        costs=_listed(
+            "The step, times the share of these samples among those of its steps, with those in which the same line "
+            "logs what it has computed. It is a bound, if the line computes with tensors or in Python: the program may "
+            "need that. Counted are",
+            "with a GPU, at most its idle time",
+            "where ranks wait for each other, what it takes the last one, or what they wait for the one rank that has "
+            "it",
+            "of what backward goes through, its part of that, too",
+            "in anomaly mode, what its checks at least take in backward",
+            "of copies of the weights, all of the function that the loop calls after `backward`, or of a callback's "
+            "method, as an average in place needs none of it",
+        ),
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
-        suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
-        "call is of a package that may compute with tensors (except `update` and `compute` of torchmetrics, without a "
-        "GPU) or contains the training loop; it is a metric in or after the validation; the line is the model's and "
-        "calls no library; it always holds the GIL, and the idle time of its GPU is not known; it makes tensors of "
-        "Python's values, with a GPU or in less than 30 % of the step; it computes activations again, with a GPU, or "
-        "in hardly a tenth of the step, or where what is computed in that time could fill the memory that is free; the "
-        "main thread is not the one that trains; or there are few samples so far.",
+        suppressed=_listed(
+            "One of these holds",
+            "the line waits for data, saves, compiles, communicates or logs: those have rules of their own",
+            "the call is of a package that may compute with tensors (except `update` and `compute` of torchmetrics, "
+            "without a GPU), or contains the training loop",
+            "it is a metric in or after the validation",
+            "the line is the model's and calls no library",
+            "it always holds the GIL, and the idle time of its GPU is not known",
+            "it makes tensors of Python's values, with a GPU or in less than 30 % of the step",
+            "it computes activations again, with a GPU, or in hardly a tenth of the step, or where what is computed in "
+            "that time could fill the memory that is free",
+            "the main thread is not the one that trains, or there are few samples so far",
+        ),
         limits=(
             *(thresholds.LOST_MEASURED, thresholds.LOST, thresholds.CONVERTED, thresholds.EVERY_STEP),
             *(thresholds.COPIED, thresholds.SAMPLED_ERROR, thresholds.SAMPLES_OF_A_LINE, thresholds.LONG_S),
@@ -743,10 +767,14 @@ def markdown() -> str:
         lines.append(f"- **Fix**: {rule.fix}")
         if rule.suppressed:
             lines.append(f"- **Not reported if**: {rule.suppressed}")
-        lines += [f"- Limit: {limit.name} {limit}; {limit.why}." for limit in rule.limits]
+        if rule.limits:
+            lines.append(f"- **[Limits](#limits)**: {'; '.join(f'{limit.name} {limit}' for limit in rule.limits)}")
         example = EXAMPLES[rule.id]
         lines += ["", "For instance:", "", "```python", example.program.rstrip(), "```", ""]
         lines += [f"> {example.prints}", "", "The cure:", "", "```", example.cure, "```"]
+    limits = dict.fromkeys(limit for rule in RULES for limit in rule.limits)
+    lines += ["", "## Limits", "", "| limit | value | reason |", "|---|---|---|"]
+    lines += [f"| {limit.name} | {limit} | {limit.why} |" for limit in limits]
     return "\n".join(lines) + "\n"
 
 

@@ -46,7 +46,7 @@ _PR_SET_PTRACER: Final = 0x59616D61
 _armed = False
 
 
-def install(probe: Probe, torch: Any, undo: Undo) -> None:  # noqa: ARG001 - rooms are placed alike
+def install(probe: Probe, torch: Any, undo: Undo) -> None:  # noqa: ARG001 - all `install` functions take the same
     """Have workers that this rank starts measure themselves.
 
     Raises:
